@@ -303,7 +303,7 @@ static fc_code find_damage(const versions_faults *faults, fc_error *err) {
     for (size_t i = 0; i < faults->count; i++) {
         const fc_delta_fault_kind kind = faults->items[i].kind;
         if (kind != FC_DELTA_GAP && kind != FC_DELTA_FORK) {
-            return fc_fail(err, FC_ECORRUPT, "%s", faults->items[i].message);
+            return fc_fail(err, faults->items[i].code, "%s", faults->items[i].message);
         }
     }
     return FC_OK;

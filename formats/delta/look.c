@@ -73,9 +73,12 @@ static void report_fault(fc_delta_looking *l, const fc_delta_fault *fault) {
     }
 }
 
-static void report_damage(void *context, const fc_delta_version *v, const char *message) {
-    report_fault(context,
-                 &(fc_delta_fault){.kind = FC_DELTA_DAMAGED, .path = v->path, .number = v->number, .message = message});
+static void report_damage(void *context, const fc_delta_version *v, const fc_error *why) {
+    report_fault(context, &(fc_delta_fault){.kind = FC_DELTA_DAMAGED,
+                                            .code = why->code,
+                                            .path = v->path,
+                                            .number = v->number,
+                                            .message = why->message});
 }
 
 /* Reads the headers of the tensors of a full version, whose bytes and sizes help with the deltas. */
@@ -151,9 +154,12 @@ static void report_gap(fc_delta_looking *l, const fc_delta_version *v) {
     fc_error line;
     (void)fc_fail(&line, FC_ECORRUPT, "%s: version %" PRId64 " changes version %" PRId64 ", which is not there",
                   v->path, v->number, v->base);
-    report_fault(
-        l, &(fc_delta_fault){
-               .kind = FC_DELTA_GAP, .path = v->path, .number = v->number, .other = v->base, .message = line.message});
+    report_fault(l, &(fc_delta_fault){.kind = FC_DELTA_GAP,
+                                      .code = line.code,
+                                      .path = v->path,
+                                      .number = v->number,
+                                      .other = v->base,
+                                      .message = line.message});
 }
 
 static void report_fork(fc_delta_looking *l, const fc_delta_version *v, int64_t last) {
@@ -161,9 +167,12 @@ static void report_fork(fc_delta_looking *l, const fc_delta_version *v, int64_t 
     (void)fc_fail(&line, FC_ECORRUPT,
                   "%s: version %" PRId64 " does not lead to version %" PRId64 ": the versions fork there", v->path,
                   v->number, last);
-    report_fault(
-        l, &(fc_delta_fault){
-               .kind = FC_DELTA_FORK, .path = v->path, .number = v->number, .other = last, .message = line.message});
+    report_fault(l, &(fc_delta_fault){.kind = FC_DELTA_FORK,
+                                      .code = line.code,
+                                      .path = v->path,
+                                      .number = v->number,
+                                      .other = last,
+                                      .message = line.message});
 }
 
 /* Notes for the deltas of a chain which full version they begin with, up to the first one that is damaged. */

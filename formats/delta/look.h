@@ -1,5 +1,5 @@
 /*
- * Looking at versions without the model: what look.c, which reads headers, and frames.c, which reads frames, share.
+ * Looking at versions without the model: what look.c, which reads headers, and frames.c, which looks at frames, share.
  */
 #pragma once
 

@@ -137,12 +137,16 @@ static int order_versions(const void *a, const void *b) {
     return strcmp(x->path, y->path);
 }
 
+bool fc_delta_is_failure(fc_code rc) {
+    return rc == FC_ENOMEM || rc == FC_EIO || rc == FC_EINTERRUPTED;
+}
+
 fc_code fc_delta_keep_damage(const fc_delta_damage *damage, fc_delta_version *v, fc_code rc, fc_error *err) {
-    if (rc == FC_OK || !damage || rc == FC_ENOMEM || rc == FC_EIO || rc == FC_EINTERRUPTED) {
+    if (rc == FC_OK || !damage || fc_delta_is_failure(rc)) {
         return rc;
     }
     v->damaged = true;
-    damage->report(damage->context, v, err->message);
+    damage->report(damage->context, v, err);
     return FC_OK;
 }
 

@@ -40,7 +40,7 @@ typedef struct fc_delta_versions {
 
 /** Receives what is wrong with a version. */
 typedef struct fc_delta_damage {
-    void (*report)(void *context, const fc_delta_version *version, const char *message);
+    void (*report)(void *context, const fc_delta_version *version, const fc_error *why);
     void *context;
 } fc_delta_damage;
 
@@ -53,9 +53,12 @@ typedef struct fc_delta_damage {
 fc_code fc_delta_versions_list(fc_arena *arena, const char *path, const fc_delta_damage *damage, fc_delta_versions *out,
                                fc_error *err);
 
+/** Whether an error is one of the system, and says nothing about a version. */
+bool fc_delta_is_failure(fc_code rc);
+
 /**
  * Keeps damage for a report.
- * @param rc of reading a version. Failures of the system are none of the version.
+ * @param rc of reading a version.
  * @return FC_OK if it is kept: `version` is then marked.
  */
 fc_code fc_delta_keep_damage(const fc_delta_damage *damage, fc_delta_version *version, fc_code rc, fc_error *err);

@@ -145,6 +145,8 @@ class Delta(delta_case.Case):
         self.fails(5, "delta", "a", "b", "-o", "updates/weight_v000001", "--encoding", "overwrite",
                    contains=["tensor w", "4294967296 bytes", "use the encoding xor"])
         self.assertEqual(os.listdir(self.path("updates")), [])
+        self.ok("delta", "a", "b", "-o", "updates/weight_v000001", "--encoding", "auto", "-q")
+        self.assertEqual(weight_sync.read_version(self.path("updates/weight_v000001"))[0]["delta_encoding"], "xor")
 
 
 if __name__ == "__main__":

@@ -391,6 +391,110 @@ class Versions(delta_case.Case):
         self.ok("inspect", "updates", "--stats")
         self.ok("check", "updates")
 
+    # ---- all of them ----
+
+    def refused(self, contains, status=3):
+        """What reads the versions says one line, what reports on them has it as a finding, and nothing is written."""
+        shutil.rmtree(self.path("model"), ignore_errors=True)
+        self.save("model", delta_case.typed(self.raw[0], SHAPES))
+        before = self.contents("model")
+        for command in (["fold", "updates", "-o", "x"], ["apply", "updates", "model"], ["convert", "model", "-o", "x", "--to", "pt", "--delta", "updates"],
+                        ["inspect", "model", "--delta", "updates"], ["delta", "model", "model", "--delta", "updates", "-o", "x", "--number", 9]):
+            self.fails(status, *command, contains=contains)
+        run = self.run_tool("inspect", "updates")
+        self.assertEqual((run.returncode, run.stderr.count("\n")), (status, 1))
+        for command in ("check", "verify"):
+            shown = self.run_tool(command, "updates")
+            self.assertEqual((shown.returncode, shown.stderr), (1, ""))
+            for text in contains:
+                self.assertIn(text, shown.stdout)
+        self.assertFalse(os.path.exists(self.path("x")))
+        after = self.contents("model")
+        after.pop(".weight_sync/lock", None)
+        self.assertEqual(after, before)
+
+    def test_lying_indexes(self):
+        self.delta(1, files=1)
+        folder = self.path("updates/weight_v000001")
+        index, file = os.path.join(folder, "model.safetensors.index.json"), os.path.join(folder, "model-00000-of-00001.safetensors")
+        with open(index, encoding="utf-8") as f:
+            text = f.read()
+        for old, new, says, status in (('"000001"', "NaN", ["model.safetensors.index.json"], 3), ('"000001"', "1", ["version of the delta"], 3),
+                                       ('"000000"', '"NaN"', ["base_version of the delta"], 3), ('"000000"', '"-00001"', ["base_version"], 3),
+                                       ('"000000"', '"9999999999"', ["base_version", "up to 9 digits"], 3),
+                                       ('"000000"', '"000001"', ["a base is earlier"], 3), ('"000001"', '"000002"', ["says version 2"], 3),
+                                       ("overwrite", "rle", ["delta_encoding rle is unknown"], 5),
+                                       ('"zstd"', '"lz4"', ["compression_format lz4 is unknown"], 5),
+                                       ("model-00000", "../model-0", ["weight_v000001"], 3)):
+            with self.subTest(new):
+                self.assertIn(old, text)
+                with open(index, "w", encoding="utf-8") as f:
+                    f.write(text.replace(old, new))
+                self.refused(says, status)
+        with open(index, "w", encoding="utf-8") as f:
+            f.write(text)
+        metadata, tensors = weight_sync.read_file(file)
+        stored = {name: ("U8", [len(data)], data) for name, (_, data) in tensors.items()}
+        name = sorted(stored)[0]
+        for says, sums, frames in ((["has no checksum"], {}, stored), (["of dtype U8"], metadata, {**stored, name: ("I8", *stored[name][1:])}),
+                                   (["of dtype U8"], metadata, {**stored, name: ("U8", [1, *stored[name][1]], stored[name][2])}),
+                                   (["the index does not say"], metadata, {**stored, "more": stored[name]}),
+                                   (["maps 2 tensors, but the files have 1"], metadata, {name: stored[name]})):
+            with self.subTest(says):
+                weight_sync.write_file(file, sums, frames)
+                self.refused([*says, "weight_v000001"])
+
+    def test_inspect_of_lying_frames(self):
+        """The headers are good, so check has no finding; --stats reads the frames."""
+        size = len(self.raw[0]["fp8"])
+        self.full(3)
+        for what, frame, encoding, text in delta_case.lying_frames(size):
+            with self.subTest(what):
+                self.delta(4, encoding=encoding)
+                self.put_frame(self.path("updates/weight_v000004"), "fp8", frame)
+                self.ok("check", "updates")
+                run = self.run_tool("inspect", "updates", "--stats", "--json")
+                self.assertEqual((run.returncode, run.stderr.count("\n")), (3, 1))
+                document = json.loads(run.stdout)
+                self.assertEqual([(f["kind"], f["version"]) for f in document["faults"]], [("frame", 4)])
+                self.assertIn(text, document["faults"][0]["message"])
+                self.assertIsNone({c["name"]: c for c in document["versions"][1]["changes"]}["fp8"]["changed_bytes"])
+                shutil.rmtree(self.path("updates/weight_v000004"))
+
+    def test_numbers_of_seven_digits(self):
+        self.save("model", delta_case.typed(self.raw[0], SHAPES))
+        for number in (1, 2):
+            weight_sync.write_version(self.path("updates", f"weight_v{999998 + number:06d}"), self.raw[number - 1], self.raw[number],
+                                      999998 + number)
+        self.assertEqual([v["version"] for v in self.inspected("updates")[0]["versions"]], [999999, 1000000])
+        self.ok("check", "updates")
+        self.ok("verify", "updates")
+        self.ok("fold", "updates", "-o", "weight_v1000000", "-q")
+        self.ok("apply", "updates", "model", "--base", 999998, "-q")
+        self.assertEqual(weight_sync.read_model(self.path("model")), self.raw[2])
+        found = dict(self.raw[0])
+        self.assertEqual(weight_sync.apply(found, self.path("weight_v1000000"))["version"], "1000000")
+        self.assertEqual(found, self.raw[2])
+
+    def test_empty_deltas_and_several_full_versions(self):
+        self.raw[2] = self.raw[1]
+        self.raw[5] = self.raw[4]
+        for number in (1, 2, 4, 5):
+            self.delta(number)
+        self.raw[3] = delta_case.changed(self.raw[2], 33)
+        shutil.rmtree(self.path("updates/weight_v000004"))
+        self.delta(4)
+        for number in (0, 3):
+            self.full(number)
+        document, changes = self.inspected("updates", "--stats")
+        self.assertEqual((changes[2], changes[5], document["faults"]), ({}, {}, []))
+        self.assertEqual(changes[4], self.expected(4))
+        self.ok("check", "updates")
+        whole = json.loads(self.ok("verify", "updates/weight_v000003", "--json"))["with_digest"]
+        report = self.verified()  # version 1 follows the full version 0, and 4 follows 3
+        self.assertEqual((report["defects"], report["with_digest"]), ([], len(self.frames(1)) + len(self.frames(4)) + 2 * whole))
+        self.assertNotIn("need the model", report["unverified"])
+
     def test_options_of_checkpoints(self):
         self.delta(1)
         for folder, what in (("updates", "directory of versions"), ("updates/weight_v000001", "delta")):

@@ -275,6 +275,7 @@ typedef enum fc_delta_fault_kind {
 /** Something that is wrong. Its strings are valid during the call only. */
 typedef struct fc_delta_fault {
     fc_delta_fault_kind kind;
+    fc_code code;        /**< FC_EUNSUPPORTED, or FC_ECORRUPT */
     const char *path;    /**< of the version; of the file for a frame */
     int64_t number;      /**< of the version */
     int64_t other;       /**< FC_DELTA_GAP: the base; FC_DELTA_FORK: the later version */
