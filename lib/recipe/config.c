@@ -7,9 +7,11 @@
 
 #include <string.h>
 
+enum { LONGEST_TEXT = 64 }; /* of a text that stands for a choice, such as the name of an activation function */
+
 /*
- * Counts the numbers of an object and of the objects in it, and copies them to `numbers` unless that is NULL.
- * @return false if out of memory.
+ * Counts the numbers of an object and of the objects in it, and copies them to `numbers` unless that is NULL. A text is
+ * the number 1 with the text in its name: "hidden_act.relu2". @return false if out of memory.
  */
 static bool list_numbers(const json_t *object, const char *prefix, fc_recipe_number *numbers, size_t *count,
                          fc_arena *arena, int depth) { // NOLINT(misc-no-recursion): two levels
@@ -21,10 +23,14 @@ static bool list_numbers(const json_t *object, const char *prefix, fc_recipe_num
         if (!name || (inner && !list_numbers(value, name, numbers, count, arena, depth + 1))) {
             return false;
         }
-        if (json_is_integer(value) || json_is_boolean(value)) {
+        const bool text = json_is_string(value) && json_string_length(value) <= LONGEST_TEXT;
+        if (text && !(name = fc_arena_printf(arena, "%s.%s", name, json_string_value(value)))) {
+            return false;
+        }
+        if (text || json_is_integer(value) || json_is_boolean(value)) {
             if (numbers) {
                 numbers[*count] =
-                    (fc_recipe_number){name, json_is_true(value) ? 1 : (int64_t)json_integer_value(value)};
+                    (fc_recipe_number){name, text || json_is_true(value) ? 1 : (int64_t)json_integer_value(value)};
             }
             ++*count;
         }

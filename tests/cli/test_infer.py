@@ -13,7 +13,8 @@ RECIPES = os.path.join(harness.CORPUS, "..", "recipes")
 UNFOUND = {"torchtitan-qwen3-5", "torchtitan-qwen3-5-moe"}
 FOLDERS = sorted(f for f in os.listdir(RECIPES) if os.path.exists(os.path.join(RECIPES, f, "from.safetensors")) and f not in UNFOUND)
 # What the other direction cannot make again: tensors that the converter drops, and a norm that has two names in A.
-ONE_WAY = {"meta-llama", "megatron-dist-deepseek", "torchtitan-0.2-gpt-oss", "torchtitan-0.2-llama4", "torchtitan-0.2-qwen3-moe",
+ONE_WAY = {"meta-llama", "megatron-dist-deepseek", "megatron-dist-glm4-5", "megatron-glm4-5-air",
+           "megatron-kimi-k2", "torchtitan-0.2-gpt-oss", "torchtitan-0.2-llama4", "torchtitan-0.2-qwen3-moe",
            "torchtitan-gpt-oss", "torchtitan-qwen3-moe"}
 # Other sizes that the same tensors can have, and the shipped recipe, which was compared with the package.
 OTHER_SIZES = [("torchtitan-llama3", "torchtitan-llama3", {"num_attention_heads": 8, "num_key_value_heads": 4}),

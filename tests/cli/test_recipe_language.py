@@ -266,6 +266,13 @@ class Language(harness.Case):
         os.unlink(self.path("config.json"))
         self.assertEqual(self.apply(both), {"b": counted(2), "d": counted(2)})
 
+    def test_texts_of_the_config(self):
+        self.write([{"from": "a", "to": "b", "when": "text_config.model_type.x_1"}, {"from": "a", "to": "c"}])
+        for text, name in (("x_1", "b"), ("x_2", "c"), ("x_1" + 70 * " ", "c"), ("", "c")):
+            with open(self.path("config.json"), "w", encoding="utf-8") as f:
+                json.dump({"text_config": {"model_type": text}}, f)
+            self.assertEqual(self.apply({"a": counted(2)}), {name: counted(2)})
+
 
 class Dtypes(harness.Case):
     """Dtypes of a recipe: they hold in every command, and --dtype leaves them alone."""

@@ -34,13 +34,16 @@ CASES = [("torchtitan-llama3", "torchtitan-llama3", []), ("torchtitan-llama3-tie
          ("olmo-core-qwen3", "olmo-core-llama", []), ("olmo", "olmo", []), ("olmo2", "olmo", [])]
 # The same for the cases of make_families.py.
 FAMILIES = {"torchtitan-qwen3-5": ("torchtitan-qwen3-5", []),
-            "torchtitan-qwen3-5-moe": ("torchtitan-qwen3-5", ["layers.0.moe.expert_bias_E", "layers.1.moe.expert_bias_E"])}
+            "torchtitan-qwen3-5-moe": ("torchtitan-qwen3-5", ["layers.0.moe.expert_bias_E", "layers.1.moe.expert_bias_E"]),
+            "megatron-kimi-k2": ("megatron-deepseek-v3", []), "megatron-glm4-5-air": ("megatron-deepseek-v3", []),
+            "megatron-gemma2": ("megatron-llama", []), "megatron-gemma3": ("megatron-llama", []),
+            "megatron-nemotron": ("megatron-llama", [])}
 # Models that mbridge loaded into GPTModels on several ranks, by make_megatron_models.py.
 DISTRIBUTED = [("llama", "megatron-llama"), ("qwen3-moe", "megatron-qwen-moe"), ("qwen2-moe", "megatron-qwen-moe"),
-               ("mixtral", "megatron-mixtral"), ("mixtral-single", "megatron-mixtral"), ("deepseek", "megatron-deepseek-v3")]
+               ("mixtral", "megatron-mixtral"), ("mixtral-single", "megatron-mixtral"), ("deepseek", "megatron-deepseek-v3"),
+               ("glm4-5", "megatron-deepseek-v3")]
 # Megatron's names of the same tensors without Transformer Engine, and of experts that are not grouped.
-LOCAL = [("self_attention.linear_qkv.layer_norm_weight", "input_layernorm.weight"),
-         ("mlp.linear_fc1.layer_norm_weight", "pre_mlp_layernorm.weight"),
+LOCAL = [("self_attention.linear_qkv.layer_norm_", "input_layernorm.{}"), ("mlp.linear_fc1.layer_norm_", "pre_mlp_layernorm.{}"),
          ("experts.linear_fc1.weight", "experts.local_experts.{}.linear_fc1.weight"),
          ("experts.linear_fc2.weight", "experts.local_experts.{}.linear_fc2.weight")]
 
@@ -222,7 +225,8 @@ class Shipped(harness.Case):
 
     def test_other_names_of_megatron(self):
         for folder, recipe in (("megatron-llama", "megatron-llama"), ("megatron-qwen2", "megatron-llama"),
-                               ("megatron-qwen3", "megatron-llama"), ("megatron-qwen-moe", "megatron-qwen-moe")):
+                               ("megatron-qwen3", "megatron-llama"), ("megatron-qwen-moe", "megatron-qwen-moe"),
+                               ("megatron-gemma3", "megatron-llama"), ("megatron-nemotron", "megatron-llama")):
             here = os.path.join(RECIPES, folder)
             source = safetensors_file.read(os.path.join(here, "from.safetensors"))
             target = safetensors_file.read(os.path.join(here, "to.safetensors"))

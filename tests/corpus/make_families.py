@@ -7,6 +7,7 @@ Folders are those of make_recipes.py, which has what is used here. What made the
 mappings of megatron-bridge 0.3.1 with megatron-core 0.16.1; the models are those of transformers 5.23.0. Kernels that need a GPU
 (flash-linear-attention) are not needed to convert.
 """
+import importlib
 import os
 import sys
 import tempfile
@@ -21,7 +22,8 @@ from safetensors.torch import load_file
 def hub_model(name, config, memory=False):
     """The names and shapes that transformers stores, or has in memory."""
     import transformers
-    made = getattr(transformers, name)(getattr(transformers, config.pop("class"))(**config)).bfloat16()
+    cls = getattr(transformers, name)
+    made = cls(cls.config_class(**{k: v for k, v in config.items() if k != "model_type"})).bfloat16()
     if memory:
         return made.state_dict()
     with tempfile.TemporaryDirectory() as tmp:
@@ -65,16 +67,114 @@ def titan_qwen35(folder, moe):
     state, hf = make_recipes.titan_pair(qwen3_5.Qwen35StateDictAdapter, config)
     hf = {k: v.transpose(1, 2) if ".mlp.experts." in k else v for k, v in hf.items()}
     name = "Qwen3_5Moe" if moe else "Qwen3_5"
-    like = hub_model(name + "ForConditionalGeneration", {"class": name + "Config", "text_config": dict(t),
-                                                         "vision_config": dict(VISION)}, memory=True)
+    like = hub_model(name + "ForConditionalGeneration", {"text_config": dict(t), "vision_config": dict(VISION)}, memory=True)
     assert {k: v.shape for k, v in like.items()} == {k: v.shape for k, v in hf.items()}
     write(folder, state, hf, {"architectures": [name + "ForConditionalGeneration"], "model_type": name.lower().replace(
         "moe", "_moe"), "text_config": t, "vision_config": VISION, "tie_word_embeddings": False})
 
 
+ATTENTION = ["self_attention.linear_qkv.layer_norm_weight", "self_attention.linear_qkv.weight", "self_attention.linear_proj.weight"]
+LATENT = ["input_layernorm.weight", *["self_attention.linear_%s.weight" % n for n in (
+    "q_down_proj", "q_up_proj", "kv_down_proj", "kv_up_proj", "proj")],
+          "self_attention.linear_q_up_proj.layer_norm_weight", "self_attention.linear_kv_up_proj.layer_norm_weight"]
+HEAD_NORMS = ["self_attention.q_layernorm.weight", "self_attention.k_layernorm.weight"]
+DENSE = ["mlp.linear_fc1.layer_norm_weight", "mlp.linear_fc1.weight", "mlp.linear_fc2.weight"]
+ROUTED = ["pre_mlp_layernorm.weight", "mlp.router.weight", *["mlp.experts.linear_fc%d.weight%d" % (f, e)
+                                                            for f in (1, 2) for e in range(4)]]
+SHARED = ["mlp.shared_experts.linear_fc1.weight", "mlp.shared_experts.linear_fc2.weight"]
+POST = ["self_attention.linear_proj.post_layernorm.weight", "mlp.linear_fc2.post_layernorm.weight"]  # Gemma
+ENDS = ["embedding.word_embeddings.weight", "decoder.final_layernorm.weight", "output_layer.weight"]
+
+
+def layers(*kinds, prefix="decoder.layers."):
+    """The names that a model of Megatron-Core with Transformer Engine has in its layers."""
+    return [f"{prefix}{n}.{name}" for n, kind in enumerate(kinds) for name in kind]
+
+
+class Module(torch.nn.Module):
+    """Stands for a module of one rank, which mappings ask for its device and its sizes."""
+    tensor_model_parallel = False
+
+    def __init__(self, sizes):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.empty(0))
+        self.config = type("Sizes", (), sizes)
+
+
+def bridge(folder, where, model, sizes, names, published=None, repeated=None):
+    """What Megatron-Bridge makes of a model for the parameters of Megatron-Core that are called `names`."""
+    package, name = where
+    if not any(isinstance(f, make_recipes.Stubs) for f in sys.meta_path):
+        sys.meta_path.insert(0, make_recipes.Stubs())
+    made = getattr(importlib.import_module("megatron.bridge.models." + package), name)()
+    made._hf_config = made.hf_config = type("Config", (), sizes)
+    hf = distinct(published or hub_model(model, sizes))
+    registry, text = made.mapping_registry(), sizes.get("text_config", sizes)
+    module = Module({**text, "kv_channels": text["head_dim"], "num_query_groups": text["num_key_value_heads"]})
+    state, used = {}, set()
+    for at in names:
+        mapping = registry.megatron_to_hf_lookup(at)
+        if hasattr(made, "maybe_modify_loaded_hf_weight"):
+            given = made.maybe_modify_loaded_hf_weight(mapping.hf_param, hf)
+        else:
+            given = {k: hf[v] for k, v in mapping.hf_param.items()} if isinstance(mapping.hf_param, dict) else hf[mapping.hf_param]
+        used.update(mapping.hf_param.values() if isinstance(mapping.hf_param, dict) else [mapping.hf_param])
+        state[at] = mapping.hf_to_megatron(given, module)
+        if ".experts." not in at:
+            back = mapping.megatron_to_hf(state[at], module)
+            assert all(torch.equal(v, hf[k]) for k, v in back.items()), at
+    assert used == set(hf), set(hf) - used
+    hf.update({new: hf[old] for new, old in (repeated or {}).items()})
+    write(folder, state, hf, {"architectures": [model], **sizes})
+
+
+def glm(folder, use_qk_norm):
+    """GLM-4.5, whose last layer on the hub is for multi-token prediction, and repeats the embedding and the head."""
+    sizes = {**SMALL, **make_recipes.EXPERTS, "model_type": "glm4_moe", "n_routed_experts": 4, "n_shared_experts": 1, "n_group": 1,
+             "topk_group": 1, "first_k_dense_replace": 1, "num_nextn_predict_layers": 1, "attention_bias": True,
+             "use_qk_norm": use_qk_norm}
+    extra = {"enorm.weight": (16,), "hnorm.weight": (16,), "eh_proj.weight": (16, 32), "shared_head.norm.weight": (16,)}
+    hub = hub_model("Glm4MoeForCausalLM", {**sizes, "num_hidden_layers": 3})
+    attention = [*ATTENTION, "self_attention.linear_qkv.bias", *(HEAD_NORMS if use_qk_norm else [])]
+    sparse = [*attention, *ROUTED, "mlp.router.expert_bias", *SHARED]
+    names = [*ENDS, *layers([*attention, *DENSE], sparse), *layers(
+        ["enorm.weight", "hnorm.weight", "eh_proj.weight", "final_layernorm.weight"], prefix="mtp.layers."), *layers(
+            ["transformer_layer." + name for name in sparse], prefix="mtp.layers.")]
+    bridge(folder, ("glm.glm45_bridge", "GLM45Bridge"), "Glm4MoeForCausalLM", sizes, names,
+           {**hub, **{"model.layers.2." + k: torch.empty(v) for k, v in extra.items()}},
+           {"model.layers.2.embed_tokens.weight": "model.embed_tokens.weight",
+            "model.layers.2.shared_head.head.weight": "lm_head.weight"})
+
+
+SMALL = {**make_recipes.SMALL, "vocab_size": 32}
 CASES = {
     "torchtitan-qwen3-5": lambda f: titan_qwen35(f, False),
     "torchtitan-qwen3-5-moe": lambda f: titan_qwen35(f, True),
+    "megatron-kimi-k2": lambda f: bridge(
+        f, ("deepseek.deepseek_v3_bridge", "DeepSeekV3Bridge"), "DeepseekV3ForCausalLM",
+        {**make_recipes.EXPERTS, **make_recipes.MLA, "model_type": "kimi_k2", "n_group": 1, "head_dim": 4, "num_nextn_predict_layers": 0},
+        [*ENDS, *layers([*LATENT, *DENSE], [*LATENT, *ROUTED, "mlp.router.expert_bias", *SHARED])]),
+    "megatron-glm4-5-air": lambda f: glm(f, use_qk_norm=False),
+    "megatron-gpt-oss": lambda f: bridge(
+        f, ("gpt_oss.gpt_oss_bridge", "GPTOSSBridge"), "GptOssForCausalLM",
+        {**make_recipes.EXPERTS, "model_type": "gpt_oss", "intermediate_size": 12},
+        [*ENDS, *layers(*2 * [[*ATTENTION, "self_attention.linear_qkv.bias", "self_attention.linear_proj.bias",
+                               "self_attention.core_attention.softmax_offset", *ROUTED, "mlp.router.bias",
+                               *[n.replace("weight", "bias") for n in ROUTED if ".experts." in n]]])]),
+    "megatron-gemma3": lambda f: bridge(
+        f, ("gemma.gemma3_bridge", "Gemma3ModelBridge"), "Gemma3ForCausalLM",
+        {**SMALL, "model_type": "gemma3_text", "query_pre_attn_scalar": 8, "tie_word_embeddings": True},
+        [*ENDS[:2], *layers(*2 * [[*ATTENTION, *HEAD_NORMS, *DENSE, *POST]])]),
+    "megatron-gemma2": lambda f: bridge(
+        f, ("gemma.gemma2_bridge", "Gemma2Bridge"), "Gemma2ForCausalLM",
+        {**SMALL, "model_type": "gemma2", "query_pre_attn_scalar": 8, "tie_word_embeddings": True},
+        [*ENDS[:2], *layers(*2 * [[*ATTENTION, *DENSE, *POST]])]),
+    "megatron-nemotron": lambda f: bridge(
+        f, ("nemotron.nemotron_bridge", "NemotronBridge"), "NemotronForCausalLM", {**SMALL, "model_type": "nemotron", "norm_eps": 1e-5},
+        [*ENDS, "decoder.final_layernorm.bias", *layers(*2 * [[
+            *ATTENTION, *DENSE, "self_attention.linear_qkv.layer_norm_bias", "mlp.linear_fc1.layer_norm_bias"]])]),
+    "megatron-qwen2.5-vl": lambda f: qwen_vl(f, ("qwen_vl.qwen25_vl_bridge", "Qwen25VLBridge"), "Qwen2_5_VL", "qwen2_5_vl"),
+    "megatron-qwen3-vl": lambda f: qwen_vl(f, ("qwen_vl.qwen3_vl_bridge", "Qwen3VLBridge"), "Qwen3VL", "qwen3_vl"),
 }
 
 if __name__ == "__main__":

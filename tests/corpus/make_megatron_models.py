@@ -34,6 +34,8 @@ SHARED = {**EXPERTS, "head_dim": 4, "shared_expert_intermediate_size": 12}
 DEEPSEEK = {**EXPERTS, "num_key_value_heads": 4, "q_lora_rank": 8, "kv_lora_rank": 8, "qk_nope_head_dim": 4,
             "qk_rope_head_dim": 4, "v_head_dim": 4, "n_routed_experts": 4, "n_shared_experts": 1, "n_group": 1,
             "topk_group": 1, "first_k_dense_replace": 1, "num_nextn_predict_layers": 1, "head_dim": 4}
+GLM = {**EXPERTS, "model_type": "glm4_moe", "n_routed_experts": 4, "n_shared_experts": 1, "n_group": 1, "topk_group": 1,
+       "first_k_dense_replace": 1, "num_nextn_predict_layers": 1, "attention_bias": True, "use_qk_norm": True}
 # "metadata" goes to sharded_state_dict; Megatron's training sets it from its options.
 CASES = {
     "llama": dict(model="Llama", bridge=("llama", "LLaMABridge"), sizes={**SMALL, "head_dim": 4}, tp=2, pp=2,
@@ -52,10 +54,13 @@ CASES = {
                                                        "distrib_optim_sharding_type": "dp_reshardable"}),
     "deepseek": dict(model="DeepseekV3", bridge=("deepseek_v3", "DeepseekV3Bridge"), sizes=DEEPSEEK, tp=2, ep=2, dp=2,
                      experts=4, shared=8, qk_norm=True, latent=True, freq=[0, 1], metadata={}),
+    "glm4-5": dict(model="Glm4Moe", bridge=("glm4moe", "GLM4MoEBridge"), sizes=GLM, pp=2, ep=2, dp=2, experts=4, shared=8,
+                   qk_norm=True, qkv_bias=True, freq=[0, 1], metadata={}),
 }
 FILES = ("llama", "qwen3-moe", "mixtral")  # cases that are also saved as one file per rank
 # Modules of Megatron's own layers, and the names of the same parameters in Transformer Engine's, which mbridge knows.
-ENGINE = [(r"^(decoder\.layers\.\d+)\.input_layernorm\.", r"\1.self_attention.linear_qkv.layer_norm_"),
+ENGINE = [(r"^(decoder\.layers\.\d+|mtp\.layers\.\d+\.transformer_layer)\.input_layernorm\.",
+           r"\1.self_attention.linear_qkv.layer_norm_"),
           (r"\.local_experts\.(\d+)\.(linear_fc\d\.weight)", r".\2\1")]
 LATENT = [(r"self_attention\.(q|kv)_layernorm\.weight", r"self_attention.linear_\1_up_proj.layer_norm_weight"),
           ENGINE[1]]
@@ -115,12 +120,13 @@ def build(case):
     if case["model"] == "Qwen2Moe":
         moe["moe_shared_expert_gate"] = True
     latent = {}
+    if "freq" in case:
+        moe.update(moe_layer_freq=case["freq"], mtp_num_layers=s["num_nextn_predict_layers"], moe_router_enable_expert_bias=True,
+                   moe_router_score_function="sigmoid")
     if case.get("latent"):
         latent = {"multi_latent_attention": True, "q_lora_rank": s["q_lora_rank"], "kv_lora_rank": s["kv_lora_rank"],
                   "qk_head_dim": s["qk_nope_head_dim"], "qk_pos_emb_head_dim": s["qk_rope_head_dim"],
-                  "v_head_dim": s["v_head_dim"], "rope_type": "rope", "apply_rope_fusion": False,
-                  "moe_layer_freq": case["freq"], "mtp_num_layers": s["num_nextn_predict_layers"],
-                  "moe_router_enable_expert_bias": True, "moe_router_score_function": "sigmoid"}
+                  "v_head_dim": s["v_head_dim"], "rope_type": "rope", "apply_rope_fusion": False}
     config = (MLATransformerConfig if latent else TransformerConfig)(
         num_layers=s["num_hidden_layers"], hidden_size=s["hidden_size"], num_attention_heads=s["num_attention_heads"],
         num_query_groups=s["num_key_value_heads"], kv_channels=s["head_dim"], ffn_hidden_size=s["intermediate_size"],
@@ -130,7 +136,7 @@ def build(case):
         pipeline_dtype=torch.bfloat16, params_dtype=torch.bfloat16, bf16=True,
         sequence_parallel=case.get("tp", 1) > 1 and case.get("ep", 1) > 1, **moe, **latent)
     spec = get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization="RMSNorm")
-    last = {"mtp_block_spec": get_gpt_mtp_block_spec(config, spec, use_transformer_engine=False)} if latent else {}
+    last = {"mtp_block_spec": get_gpt_mtp_block_spec(config, spec, use_transformer_engine=False)} if "freq" in case else {}
     return config, GPTModel(
         config, spec, s["padded_vocab_size"], 8, pre_process=ps.is_pipeline_first_stage(),
         post_process=ps.is_pipeline_last_stage(), position_embedding_type="rope", parallel_output=True,

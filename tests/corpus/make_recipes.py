@@ -298,11 +298,11 @@ def olmo(folder, name, script, **arguments):
 
 class Stubs(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Stands for all of megatron.bridge but its mappings, which need nothing else of it."""
-    real = ("conversion.param_mapping", "conversion.mapping_registry", "conversion.utils", "llama.llama_bridge",
-            "qwen.qwen2_bridge", "qwen.qwen3_bridge", "qwen.qwen3_moe_bridge")
+    real = ("conversion.param_mapping", "conversion.mapping_registry", "conversion.utils", "deepseek.common")
 
     def find_spec(self, name, path=None, target=None):
-        if name.startswith("megatron.bridge") and name.removeprefix("megatron.bridge.models.") not in self.real:
+        inside = name.removeprefix("megatron.bridge.models.")
+        if name.startswith("megatron.bridge") and inside not in self.real and not inside.endswith("_bridge"):
             return importlib.machinery.ModuleSpec(name, self, is_package=True)
 
     def create_module(self, spec):
@@ -310,7 +310,8 @@ class Stubs(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         root = os.path.join(os.path.dirname(os.path.dirname(megatron.core.__file__)), "bridge")
         made = unittest.mock.MagicMock(name=spec.name, __spec__=spec, __name__=spec.name,
                                        __path__=[os.path.join(root, *spec.name.split(".")[2:])])
-        made.MegatronModelBridge = type("Bridge", (), {"register_bridge": classmethod(lambda cls, **k: lambda c: c)})
+        made.MegatronModelBridge = type("Bridge", (), {
+            "register_bridge": classmethod(lambda cls, **k: lambda c: c), "CONFIG_MAPPING": [], "ACTIVATION_MAPPING": {}})
         return made
 
     def exec_module(self, module):
