@@ -37,7 +37,7 @@ FAMILIES = {"torchtitan-qwen3-5": ("torchtitan-qwen3-5", []),
             "torchtitan-qwen3-5-moe": ("torchtitan-qwen3-5", ["layers.0.moe.expert_bias_E", "layers.1.moe.expert_bias_E"]),
             "megatron-kimi-k2": ("megatron-deepseek-v3", []), "megatron-glm4-5-air": ("megatron-deepseek-v3", []),
             "megatron-gemma2": ("megatron-llama", []), "megatron-gemma3": ("megatron-llama", []),
-            "megatron-nemotron": ("megatron-llama", [])}
+            "megatron-nemotron": ("megatron-llama", []), "megatron-gpt-oss": ("megatron-gpt-oss", [])}
 # Models that mbridge loaded into GPTModels on several ranks, by make_megatron_models.py.
 DISTRIBUTED = [("llama", "megatron-llama"), ("qwen3-moe", "megatron-qwen-moe"), ("qwen2-moe", "megatron-qwen-moe"),
                ("mixtral", "megatron-mixtral"), ("mixtral-single", "megatron-mixtral"), ("deepseek", "megatron-deepseek-v3"),
@@ -144,6 +144,12 @@ class Shipped(harness.Case):
                 if os.path.exists(os.path.join(here, "ranks")):
                     self.check(os.path.join(here, "ranks"), both["to"], "--include", "model.*", "--strip-prefix", "model.",
                                *given)
+
+    def test_torch_dist_of_families(self):
+        for folder in ("megatron-gpt-oss", "megatron-nemotron"):
+            here = os.path.join(RECIPES, folder)
+            self.check(os.path.join(here, "torch_dist"), safetensors_file.read(os.path.join(here, "to.safetensors")), "--model-only",
+                       "--recipe", FAMILIES[folder][0], "--config", here)
 
     def test_folder_of_nemo(self):
         """NeMo 2 has Megatron's torch_dist in the folder `weights`, with `module.` before all names."""
@@ -339,7 +345,7 @@ class Commands(harness.Case):
 
     def test_auto(self):
         for side, options, recipe in (("nanogpt/from", (), "nanogpt"), ("meta-llama/from", (), "meta-llama"),
-                                      ("torchtitan-gpt-oss/to", ("--reverse",), "torchtitan-gpt-oss"),
+                                      ("torchtitan-qwen3-5/to", ("--reverse",), "torchtitan-qwen3-5"),
                                       ("megatron-qwen3/from", (), "megatron-llama"),
                                       ("transformers-qwen-moe/from", (), "transformers-qwen-moe")):
             name = decided(self, os.path.join(RECIPES, side + ".safetensors"), recipe, "to" if options else "from")

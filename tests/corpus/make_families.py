@@ -9,6 +9,8 @@ mappings of megatron-bridge 0.3.1 with megatron-core 0.16.1; the models are thos
 """
 import importlib
 import os
+import re
+import socket
 import sys
 import tempfile
 import unittest.mock
@@ -128,6 +130,60 @@ def bridge(folder, where, model, sizes, names, published=None, repeated=None):
     write(folder, state, hf, {"architectures": [model], **sizes})
 
 
+def distributed(folder, **arguments):
+    """Saves the same as torch_dist: a GPTModel of Megatron-Core without Transformer Engine, on one rank."""
+    import make_megatron_models
+    import make_megatron_ranks
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(s.getsockname()[1]))
+    torch.distributed.init_process_group("gloo")
+    make_megatron_ranks.pretend_gpu()
+    from megatron.core import dist_checkpointing, parallel_state
+    from megatron.core.models.gpt import GPTModel
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
+    from megatron.core.transformer import TransformerConfig
+    parallel_state.initialize_model_parallel()
+    config = TransformerConfig(
+        num_layers=SMALL["num_hidden_layers"], hidden_size=SMALL["hidden_size"], num_attention_heads=SMALL["num_attention_heads"],
+        num_query_groups=SMALL["num_key_value_heads"], kv_channels=SMALL["head_dim"], use_cpu_initialization=True,
+        params_dtype=torch.bfloat16, bf16=True, **arguments)
+    spec = get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization=config.normalization)
+    model = GPTModel(config, spec, 32, 8, position_embedding_type="rope", share_embeddings_and_output_weights=False).bfloat16()
+    state, used = load_file(os.path.join(folder, "from.safetensors")), set()
+    for name, param in model.named_parameters():
+        for local, engine in make_megatron_models.ENGINE:
+            name = re.sub(local, engine, name)
+        if "num_moe_experts" not in arguments:
+            name = name.replace("pre_mlp_layernorm.", "mlp.linear_fc1.layer_norm_")
+        param.data.copy_(state[name])
+        used.add(name)
+    assert used == set(state), set(state) - used
+    os.makedirs(os.path.join(folder, "torch_dist"), exist_ok=True)
+    dist_checkpointing.save(model.sharded_state_dict(metadata={"non_homogeneous_layers": False}),
+                            os.path.join(folder, "torch_dist"))
+    parallel_state.destroy_model_parallel()
+    torch.distributed.destroy_process_group()
+
+
+def gpt_oss(folder):
+    sizes = {**make_recipes.EXPERTS, "model_type": "gpt_oss", "intermediate_size": 12}
+    kind = [*ATTENTION, "self_attention.linear_qkv.bias", "self_attention.linear_proj.bias", *ROUTED, "mlp.router.bias",
+            "self_attention.core_attention.softmax_offset", *[n.replace("weight", "bias") for n in ROUTED if ".experts." in n]]
+    bridge(folder, ("gpt_oss.gpt_oss_bridge", "GPTOSSBridge"), "GptOssForCausalLM", sizes, [*ENDS, *layers(kind, kind)])
+    distributed(folder, ffn_hidden_size=12, moe_ffn_hidden_size=12, num_moe_experts=4, moe_router_topk=2, normalization="RMSNorm",
+                moe_router_load_balancing_type="none", moe_token_dispatcher_type="allgather", softmax_type="learnable",
+                gated_linear_unit=True, activation_func=torch.nn.functional.silu, add_qkv_bias=True)
+
+
+def nemotron(folder):
+    sizes = {**SMALL, "model_type": "nemotron"}
+    kind = [*ATTENTION, *DENSE, "self_attention.linear_qkv.layer_norm_bias", "mlp.linear_fc1.layer_norm_bias"]
+    bridge(folder, ("nemotron.nemotron_bridge", "NemotronBridge"), "NemotronForCausalLM", sizes,
+           [*ENDS, "decoder.final_layernorm.bias", *layers(kind, kind)])
+    distributed(folder, ffn_hidden_size=SMALL["intermediate_size"], add_bias_linear=False)
+
+
 def glm(folder, use_qk_norm):
     """GLM-4.5, whose last layer on the hub is for multi-token prediction, and repeats the embedding and the head."""
     sizes = {**SMALL, **make_recipes.EXPERTS, "model_type": "glm4_moe", "n_routed_experts": 4, "n_shared_experts": 1, "n_group": 1,
@@ -155,12 +211,7 @@ CASES = {
         {**make_recipes.EXPERTS, **make_recipes.MLA, "model_type": "kimi_k2", "n_group": 1, "head_dim": 4, "num_nextn_predict_layers": 0},
         [*ENDS, *layers([*LATENT, *DENSE], [*LATENT, *ROUTED, "mlp.router.expert_bias", *SHARED])]),
     "megatron-glm4-5-air": lambda f: glm(f, use_qk_norm=False),
-    "megatron-gpt-oss": lambda f: bridge(
-        f, ("gpt_oss.gpt_oss_bridge", "GPTOSSBridge"), "GptOssForCausalLM",
-        {**make_recipes.EXPERTS, "model_type": "gpt_oss", "intermediate_size": 12},
-        [*ENDS, *layers(*2 * [[*ATTENTION, "self_attention.linear_qkv.bias", "self_attention.linear_proj.bias",
-                               "self_attention.core_attention.softmax_offset", *ROUTED, "mlp.router.bias",
-                               *[n.replace("weight", "bias") for n in ROUTED if ".experts." in n]]])]),
+    "megatron-gpt-oss": gpt_oss,
     "megatron-gemma3": lambda f: bridge(
         f, ("gemma.gemma3_bridge", "Gemma3ModelBridge"), "Gemma3ForCausalLM",
         {**SMALL, "model_type": "gemma3_text", "query_pre_attn_scalar": 8, "tie_word_embeddings": True},
@@ -169,10 +220,7 @@ CASES = {
         f, ("gemma.gemma2_bridge", "Gemma2Bridge"), "Gemma2ForCausalLM",
         {**SMALL, "model_type": "gemma2", "query_pre_attn_scalar": 8, "tie_word_embeddings": True},
         [*ENDS[:2], *layers(*2 * [[*ATTENTION, *DENSE, *POST]])]),
-    "megatron-nemotron": lambda f: bridge(
-        f, ("nemotron.nemotron_bridge", "NemotronBridge"), "NemotronForCausalLM", {**SMALL, "model_type": "nemotron", "norm_eps": 1e-5},
-        [*ENDS, "decoder.final_layernorm.bias", *layers(*2 * [[
-            *ATTENTION, *DENSE, "self_attention.linear_qkv.layer_norm_bias", "mlp.linear_fc1.layer_norm_bias"]])]),
+    "megatron-nemotron": nemotron,
     "megatron-qwen2.5-vl": lambda f: qwen_vl(f, ("qwen_vl.qwen25_vl_bridge", "Qwen25VLBridge"), "Qwen2_5_VL", "qwen2_5_vl"),
     "megatron-qwen3-vl": lambda f: qwen_vl(f, ("qwen_vl.qwen3_vl_bridge", "Qwen3VLBridge"), "Qwen3VL", "qwen3_vl"),
 }

@@ -61,7 +61,7 @@ FILES = ("llama", "qwen3-moe", "mixtral")  # cases that are also saved as one fi
 # Modules of Megatron's own layers, and the names of the same parameters in Transformer Engine's, which mbridge knows.
 ENGINE = [(r"^(decoder\.layers\.\d+|mtp\.layers\.\d+\.transformer_layer)\.input_layernorm\.",
            r"\1.self_attention.linear_qkv.layer_norm_"),
-          (r"\.local_experts\.(\d+)\.(linear_fc\d\.weight)", r".\2\1")]
+          (r"\.local_experts\.(\d+)\.(linear_fc\d\.(?:weight|bias))", r".\2\1")]
 LATENT = [(r"self_attention\.(q|kv)_layernorm\.weight", r"self_attention.linear_\1_up_proj.layer_norm_weight"),
           ENGINE[1]]
 

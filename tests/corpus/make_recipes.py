@@ -298,7 +298,8 @@ def olmo(folder, name, script, **arguments):
 
 class Stubs(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Stands for all of megatron.bridge but its mappings, which need nothing else of it."""
-    real = ("conversion.param_mapping", "conversion.mapping_registry", "conversion.utils", "deepseek.common")
+    real = ("conversion.param_mapping", "conversion.mapping_registry", "conversion.utils", "deepseek.common",
+            "megatron.bridge.utils.common_utils")
 
     def find_spec(self, name, path=None, target=None):
         inside = name.removeprefix("megatron.bridge.models.")
