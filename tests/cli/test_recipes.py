@@ -37,7 +37,9 @@ FAMILIES = {"torchtitan-qwen3-5": ("torchtitan-qwen3-5", []),
             "torchtitan-qwen3-5-moe": ("torchtitan-qwen3-5", ["layers.0.moe.expert_bias_E", "layers.1.moe.expert_bias_E"]),
             "megatron-kimi-k2": ("megatron-deepseek-v3", []), "megatron-glm4-5-air": ("megatron-deepseek-v3", []),
             "megatron-gemma2": ("megatron-llama", []), "megatron-gemma3": ("megatron-llama", []),
-            "megatron-nemotron": ("megatron-llama", []), "megatron-gpt-oss": ("megatron-gpt-oss", [])}
+            "megatron-nemotron": ("megatron-llama", []), "megatron-gpt-oss": ("megatron-gpt-oss", []),
+            "megatron-qwen2-5-vl": ("megatron-qwen2-5-vl", []), "megatron-qwen3-vl": ("megatron-qwen3-vl", []),
+            "megatron-qwen3-vl-moe": ("megatron-qwen3-vl", [])}
 # Models that mbridge loaded into GPTModels on several ranks, by make_megatron_models.py.
 DISTRIBUTED = [("llama", "megatron-llama"), ("qwen3-moe", "megatron-qwen-moe"), ("qwen2-moe", "megatron-qwen-moe"),
                ("mixtral", "megatron-mixtral"), ("mixtral-single", "megatron-mixtral"), ("deepseek", "megatron-deepseek-v3"),
@@ -232,14 +234,16 @@ class Shipped(harness.Case):
     def test_other_names_of_megatron(self):
         for folder, recipe in (("megatron-llama", "megatron-llama"), ("megatron-qwen2", "megatron-llama"),
                                ("megatron-qwen3", "megatron-llama"), ("megatron-qwen-moe", "megatron-qwen-moe"),
-                               ("megatron-gemma3", "megatron-llama"), ("megatron-nemotron", "megatron-llama")):
+                               ("megatron-gemma3", "megatron-llama"), ("megatron-nemotron", "megatron-llama"),
+                               ("megatron-qwen2-5-vl", "megatron-qwen2-5-vl"), ("megatron-qwen3-vl", "megatron-qwen3-vl"),
+                               ("megatron-qwen3-vl-moe", "megatron-qwen3-vl")):
             here = os.path.join(RECIPES, folder)
             source = safetensors_file.read(os.path.join(here, "from.safetensors"))
             target = safetensors_file.read(os.path.join(here, "to.safetensors"))
             variants = [{local_name(name): t for name, t in source.items()},
                         stacked(source, r"(.*experts)\.(linear_fc.\.weight)(\d+)", r"\1.experts.\2", 3)]
-            if recipe == "megatron-llama":  # torch_dist stores all layers in one tensor
-                variants.append(stacked(source, r"(decoder\.layers)\.(\d+)\.(.*)", r"\1.\3", 2))
+            if recipe != "megatron-qwen-moe":  # torch_dist stores all layers in one tensor
+                variants.append(stacked(variants[1], r"(.*decoder\.layers)\.(\d+)\.(.*)", r"\1.\3", 2))
             for i, tensors in enumerate(variants):
                 with self.subTest(folder, variant=i):
                     safetensors_file.write(self.path("v.safetensors"), tensors)

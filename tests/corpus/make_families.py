@@ -202,6 +202,17 @@ def glm(folder, use_qk_norm):
             "model.layers.2.shared_head.head.weight": "lm_head.weight"})
 
 
+def qwen_vl(folder, where, name, model_type, vision, prefix, kind, **more):
+    """Megatron-Bridge trains the vision encoder of transformers, under another prefix."""
+    text = {**SMALL, "rope_scaling": {"type": "default", "mrope_section": [1, 1, 2]}, **more}
+    sizes = {"model_type": model_type, "text_config": text, "vision_config": vision, "tie_word_embeddings": False}
+    hub = hub_model(name + "ForConditionalGeneration", sizes)
+    hub = {k: v.transpose(1, 2) if ".mlp.experts." in k else v for k, v in hub.items()}  # as Qwen3-VL was published
+    names = ["language_model." + n for n in [*ENDS, *layers(kind, kind)]]
+    names += [prefix + k.partition("visual.")[2] for k in hub if "visual." in k]
+    bridge(folder, where, name + "ForConditionalGeneration", sizes, names, hub)
+
+
 SMALL = {**make_recipes.SMALL, "vocab_size": 32}
 CASES = {
     "torchtitan-qwen3-5": lambda f: titan_qwen35(f, False),
@@ -221,8 +232,17 @@ CASES = {
         {**SMALL, "model_type": "gemma2", "query_pre_attn_scalar": 8, "tie_word_embeddings": True},
         [*ENDS[:2], *layers(*2 * [[*ATTENTION, *DENSE, *POST]])]),
     "megatron-nemotron": nemotron,
-    "megatron-qwen2.5-vl": lambda f: qwen_vl(f, ("qwen_vl.qwen25_vl_bridge", "Qwen25VLBridge"), "Qwen2_5_VL", "qwen2_5_vl"),
-    "megatron-qwen3-vl": lambda f: qwen_vl(f, ("qwen_vl.qwen3_vl_bridge", "Qwen3VLBridge"), "Qwen3VL", "qwen3_vl"),
+    "megatron-qwen2-5-vl": lambda f: qwen_vl(
+        f, ("qwen_vl.qwen25_vl_bridge", "Qwen25VLBridge"), "Qwen2_5_VL", "qwen2_5_vl",
+        {"depth": 1, "hidden_size": 8, "intermediate_size": 12, "num_heads": 2, "patch_size": 2, "temporal_patch_size": 2,
+         "spatial_merge_size": 2, "out_hidden_size": 16, "in_channels": 3}, "visual.",
+        [*ATTENTION, "self_attention.linear_qkv.bias", *DENSE], head_dim=4),
+    "megatron-qwen3-vl": lambda f: qwen_vl(
+        f, ("qwen_vl.qwen3_vl_bridge", "Qwen3VLBridge"), "Qwen3VL", "qwen3_vl", {**VISION, "deepstack_visual_indexes": [0]},
+        "vision_model.", [*ATTENTION, *HEAD_NORMS, *DENSE]),
+    "megatron-qwen3-vl-moe": lambda f: qwen_vl(
+        f, ("qwen_vl.qwen3_vl_bridge", "Qwen3VLMoEBridge"), "Qwen3VLMoe", "qwen3_vl_moe", {**VISION, "deepstack_visual_indexes": [0]},
+        "vision_model.", [*ATTENTION, *HEAD_NORMS, *ROUTED], **make_recipes.EXPERTS),
 }
 
 if __name__ == "__main__":
