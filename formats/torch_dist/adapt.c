@@ -8,14 +8,13 @@
 
 #include "base/file_name.h"
 #include "base/grow.h"
-#include "base/name_table.h"
 #include "checkpoint/path.h"
 #include "derived/derived.h"
-#include "derived/optim_name.h"
 #include "fsdpckpt/flatten.h"
 #include "fsdpckpt/select.h"
 #include "fsdpckpt/try.h"
 #include "recipe/recipe.h"
+#include "torch_dist/adapting.h"
 
 #include <inttypes.h>
 #include <jansson.h>
@@ -108,36 +107,31 @@ static fc_code apply_recipe(fc_checkpoint **source, const fc_target *target, con
 
 /* ---- the values of the result ---- */
 
-typedef struct adapting {
-    fc_checkpoint *source, *out;
-    fc_tensor *values;
-    size_t count, capacity;
-    fc_name_table *names; /* of the values */
-    fc_error *err;
-} adapting;
-
-static fc_code add_value(adapting *a, const fc_tensor *t) {
+static fc_code add_value(fc_dist_adapting *a, const fc_tensor *t) {
     FC_NEED(fc_grow(&a->values, &a->capacity, a->count + 1, sizeof *a->values), a->err, a->source->path);
     FC_NEED(fc_name_table_put(a->names, t->name, strlen(t->name), a->count) != FC_NO_NAME, a->err, a->source->path);
     a->values[a->count++] = *t;
     return FC_OK;
 }
 
-static fc_code keep_value(adapting *a, const fc_target_tensor *w) {
+fc_code fc_dist_keep(fc_dist_adapting *a, const fc_tensor *value, const char *name, const fc_path *path) {
     fc_arena *arena = a->out->arena;
-    fc_tensor t = *w->source;
+    fc_tensor t = *value;
     fc_origin *origin = fc_arena_calloc(arena, 1, sizeof *origin);
-    t.name = fc_arena_strndup(arena, w->name, strlen(w->name));
+    t.name = fc_arena_strndup(arena, name, strlen(name));
     const fc_path_element flat = {.key = t.name};
-    const fc_path path = fc_dist_is_common(w) ? w->path : (fc_path){&flat, 1};
-    FC_NEED(origin && t.name && fc_path_copy(arena, &path, &t.path), a->err, a->source->path);
-    *origin = (fc_origin){.kind = FC_ORIGIN_KEPT, .tensor = w->source};
+    const fc_path alone = {&flat, 1};
+    FC_NEED(origin && t.name && fc_path_copy(arena, path ? path : &alone, &t.path), a->err, a->source->path);
+    *origin = (fc_origin){.kind = FC_ORIGIN_KEPT, .tensor = value};
     t.detail = origin;
     return add_value(a, &t);
 }
 
-/* Adds an object whose value is `json`, which is static or in the arena of the result. */
-static fc_code add_text(adapting *a, const char *name, const char *json) {
+static fc_code keep_value(fc_dist_adapting *a, const fc_target_tensor *w) {
+    return fc_dist_keep(a, w->source, w->name, fc_dist_is_common(w) ? &w->path : NULL);
+}
+
+fc_code fc_dist_add_text(fc_dist_adapting *a, const char *name, const fc_path *path, const char *json) {
     static const fc_object object = {.encoding = FC_OBJECT_VALUE};
     fc_arena *arena = a->out->arena;
     struct made {
@@ -146,26 +140,23 @@ static fc_code add_text(adapting *a, const char *name, const char *json) {
         fc_chunk chunk;
         int64_t dims[2], shape;
     } *m = fc_arena_calloc(arena, 1, sizeof *m);
-    FC_NEED(m && name, a->err, a->source->path);
-    m->origin = (fc_origin){.kind = FC_ORIGIN_TEXT, .text = json};
+    fc_tensor t = {.name = name, .dtype = FC_OPAQUE, .ndim = 1, .object = &object};
+    FC_NEED(m && name && (!path || fc_path_copy(arena, path, &t.path)), a->err, a->source->path);
     m->path.key = name;
+    t.path = path ? t.path : (fc_path){&m->path, 1};
+    m->origin = (fc_origin){.kind = FC_ORIGIN_TEXT, .text = json};
     m->shape = m->dims[1] = (int64_t)strlen(json);
     m->chunk = (fc_chunk){.dims = m->dims, .rank = FC_NO_RANK};
-    const fc_tensor t = {.name = name,
-                         .path = {&m->path, 1},
-                         .dtype = FC_OPAQUE,
-                         .ndim = 1,
-                         .shape = &m->shape,
-                         .chunks = &m->chunk,
-                         .nchunks = a->source->format->layout_only ? 0 : 1,
-                         .object = &object,
-                         .detail = &m->origin};
+    t.shape = &m->shape;
+    t.chunks = &m->chunk;
+    t.nchunks = a->source->format->layout_only ? 0 : 1;
+    t.detail = &m->origin;
     return add_value(a, &t);
 }
 
 /* Adds the `_extra_state` of a module. The key has the number of the layer, or counts it among those of the tensor. */
-static fc_code add_extra_state(adapting *a, const fc_dist_stack *s, int64_t layer, const char *module, int64_t expert,
-                               int64_t experts) {
+static fc_code add_extra_state(fc_dist_adapting *a, const fc_dist_stack *s, int64_t layer, const char *module,
+                               int64_t expert, int64_t experts) {
     fc_arena *arena = a->out->arena;
     char number[24] = "", at[64] = "0", of[64] = "1";
     if (!s->alike) {
@@ -182,7 +173,7 @@ static fc_code add_extra_state(adapting *a, const fc_dist_stack *s, int64_t laye
                                        shard, at, of);
     FC_NEED(name, a->err, a->source->path);
     const bool known = fc_name_table_find(a->names, name, strlen(name)) != FC_NO_NAME; /* another recipe has kept it */
-    return known ? FC_OK : add_text(a, name, "[null]"); /* megatron-core stores a list of the object */
+    return known ? FC_OK : fc_dist_add_text(a, name, NULL, "[null]"); /* megatron-core stores a list of the object */
 }
 
 /* The module of a weight that is a linear layer, or NULL. */
@@ -199,7 +190,7 @@ static const char *linear_module(fc_arena *arena, const char *module) {
 }
 
 /* Adds what Transformer Engine's modules of a parameter look for. */
-static fc_code add_states_of(adapting *a, const fc_dist_layers *l, size_t value, const fc_tensor *tensor) {
+static fc_code add_states_of(fc_dist_adapting *a, const fc_dist_layers *l, size_t value, const fc_tensor *tensor) {
     static const char projection[] = "self_attention.linear_proj";
     const fc_dist_kind *k = &l->kinds[l->kind_of[value]];
     const fc_dist_parameter *p = &l->parameters[value];
@@ -227,7 +218,7 @@ static fc_code add_states_of(adapting *a, const fc_dist_layers *l, size_t value,
 }
 
 /* Whether the result has a value of this name, or with names below it. */
-static bool has_value(const adapting *a, const char *name) {
+static bool has_value(const fc_dist_adapting *a, const char *name) {
     const size_t n = strlen(name);
     for (size_t i = 0; i < a->count; i++) {
         const char *own = a->values[i].name;
@@ -239,18 +230,21 @@ static bool has_value(const adapting *a, const char *name) {
 }
 
 /* Adds what describes the content. */
-static fc_code add_description(adapting *a, bool alike) {
+static fc_code add_description(fc_dist_adapting *a, bool alike, int64_t step) {
+    char iteration[24];
+    snprintf(iteration, sizeof iteration, "%" PRId64, step > 0 ? step : 0);
     const struct {
         const char *name, *json;
     } all[] = {{"checkpoint_version", "3.0"},
-               {"iteration", "0"},
+               {"iteration", fc_arena_strndup(a->out->arena, iteration, strlen(iteration))},
                {content, alike ? "{\"singleton_local_shards\": false, \"chained_optim_avoid_prefix\": true, "
                                  "\"distrib_optim_sharding_type\": \"fully_reshardable\"}"
                                : "{\"non_homogeneous_layers\": true, \"singleton_local_shards\": false, "
                                  "\"chained_optim_avoid_prefix\": true, "
                                  "\"distrib_optim_sharding_type\": \"fully_reshardable\"}"}};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
-        FC_TRY(has_value(a, all[i].name) ? FC_OK : add_text(a, all[i].name, all[i].json));
+        FC_NEED(all[i].json, a->err, a->source->path);
+        FC_TRY(has_value(a, all[i].name) ? FC_OK : fc_dist_add_text(a, all[i].name, NULL, all[i].json));
     }
     return FC_OK;
 }
@@ -261,28 +255,16 @@ static bool is_content(const fc_target_tensor *w) {
     return strncmp(w->name, content, n) == 0 && (w->name[n] == '\0' || w->name[n] == '.');
 }
 
-/* An optimizer of torch's has no place: megatron-core's groups need what torch does not record. */
-static fc_code check_state(const adapting *a, const fc_target_tensor *w) {
-    const fc_optim_name n = fc_optim_name_of(w);
-    if (w->source->object || n.kind != FC_OPTIM_STATE || n.key_first) {
-        return FC_OK;
-    }
-    fc_code rc = fc_fail(a->err, FC_EUNSUPPORTED,
-                         "%s: tensor %.256s: torch_dist needs the optimizer under megatron-core's names, "
-                         "optimizer.state.<key>.<parameter>",
-                         a->source->path, w->name);
-    char glob[64];
-    snprintf(glob, sizeof glob, "%.*s*", (int)strcspn(w->name, "."), w->name);
-    return fc_advise(a->err, rc, FC_HINT_EXCLUDE, glob);
-}
-
 /* @param l without kinds: the names were megatron-core's already, and the source describes them. */
-static fc_code add_values(adapting *a, const fc_target *target, const fc_dist_layers *l, const fc_target *changed) {
-    bool alike = true;
+static fc_code add_values(fc_dist_adapting *a, const fc_target *target, const fc_dist_layers *l,
+                          const fc_target *changed, fc_arena *scratch) {
+    bool alike = true, *taken = fc_arena_calloc(scratch, changed->ntensors + 1, sizeof *taken);
+    int64_t step = -1;
+    FC_NEED(taken, a->err, a->source->path);
+    FC_TRY(fc_dist_add_optimizer(a, changed, taken, &step));
     for (size_t i = 0; i < changed->ntensors; i++) {
         const fc_target_tensor *w = &changed->tensors[i];
-        FC_TRY(check_state(a, w));
-        FC_TRY(l->kinds && is_content(w) ? FC_OK : keep_value(a, w));
+        FC_TRY(taken[i] || (l->kinds && is_content(w)) ? FC_OK : keep_value(a, w));
     }
     for (size_t i = 0; l->kinds && i < target->ntensors; i++) {
         FC_TRY(l->kind_of[i] == SIZE_MAX ? FC_OK : add_states_of(a, l, i, target->tensors[i].source));
@@ -291,7 +273,7 @@ static fc_code add_values(adapting *a, const fc_target *target, const fc_dist_la
         const bool predicts = strncmp(l->stacks[i].prefix, "mtp.", 4) == 0;
         alike = alike && (l->stacks[i].alike || predicts);
     }
-    FC_TRY(l->kinds ? add_description(a, alike) : FC_OK);
+    FC_TRY(l->kinds ? add_description(a, alike, step) : FC_OK);
     return fc_derived_set_tensors(a->out, a->values, a->count, a->err);
 }
 
@@ -365,6 +347,9 @@ static fc_code adapt(fc_checkpoint **source, const fc_selection *how, fc_arena *
     fc_dist_layers layers = {0};
     FC_TRY(fc_target_new(*source, how, arena, &target, &counts, err));
     *left_out += counts.left_out;
+    fc_target_tensor *kept = fc_arena_calloc(arena, target.ntensors + 1, sizeof *kept);
+    FC_NEED(kept, err, (*source)->path);
+    fc_dist_drop_lists(&target, kept);
     changed = target;
     if (!has_keys(&target)) {
         const fc_selection all = {0};
@@ -375,11 +360,11 @@ static fc_code adapt(fc_checkpoint **source, const fc_selection *how, fc_arena *
         FC_TRY(apply_recipe(source, &target, &layers, arena, err));
         FC_TRY(*source == before ? FC_OK : fc_target_new(*source, &all, arena, &changed, &counts, err));
     }
-    adapting a = {.source = *source, .names = fc_name_table_new(arena, changed.ntensors), .err = err};
+    fc_dist_adapting a = {.source = *source, .names = fc_name_table_new(arena, changed.ntensors), .err = err};
     FC_NEED(a.names, err, (*source)->path);
     FC_TRY(fc_derived_new(&adapted_kind, source, 1, &a.out, err));
     a.out->mesh = a.source->mesh;
-    const fc_code rc = add_values(&a, &target, &layers, &changed);
+    const fc_code rc = add_values(&a, &target, &layers, &changed, arena);
     free(a.values);
     return fc_derived_finish(a.out, rc, source);
 }

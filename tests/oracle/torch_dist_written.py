@@ -4,9 +4,11 @@ keys, shapes, types and bytes, as torch's reader loads both. oracle.torch_dist_l
 
 usage: torch_dist_written.py FSDPCKPT CORPUS       exit 77 without torch or safetensors
 """
+import hashlib
 import io
 import json
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -174,13 +176,123 @@ def check_hub_names(program, home):
     check("a name of the Hugging Face hub" in r.stderr and "--recipe" in r.stderr and not os.path.exists(made), r.stderr)
 
 
-def check_torch_optimizer(program, home, ranks):
+def dist_value(state, key, parameter):
+    """What the keys of megatron-core hold of a parameter of one layer and expert."""
+    for ours, theirs in (("input_layernorm.", "self_attention.linear_qkv.layer_norm_"),
+                         ("pre_mlp_layernorm.", "mlp.linear_fc1.layer_norm_")):
+        parameter = parameter.replace(ours, theirs)
+    numbers = [int(n) for n in re.findall(r"(?:layers|local_experts)\.(\d+)\.", parameter)]
+    parameter = re.sub(r"local_experts\.\d+\.", "experts.", re.sub(r"layers\.\d+\.", "layers.", parameter))
+    value = state.get("optimizer.state.%s.%s" % (key, parameter))
+    for n in numbers if value is not None else []:
+        value = value[n]
+    return value
+
+
+def check_rank_optimizer(program, home, ranks, chained):
+    """The optimizer of Megatron's rank files, as megatron-core's own torch_dist of the same run has it."""
+    made = os.path.join(home, "rank-optimizer")
+    expected = json.load(open(os.path.join(ranks, "expected.json")))["tensors"]
+    run(program, "reshard", ranks, "-o", made, "--to", "torch_dist", "--dp", "2", "-q", "--force")
+    state, count = read(made), 0
+    masters = any(name.endswith(".fp32_param") for name in expected)
+    for name, want in expected.items():
+        parameter, key = name.rsplit(".", 1)
+        if name.startswith("optim.state."):
+            got = dist_value(state, {"fp32_param": "param"}.get(key, key), parameter[len("optim.state."):])
+        elif not masters and not name.endswith("expert_bias"):
+            got = dist_value(state, "param", name[len("model."):])
+        else:
+            continue
+        raw = b"" if got is None else got.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        check(hashlib.sha256(raw).hexdigest() == want["sha256"], "%s: %s" % (ranks, name))
+        count += 1
+    own = sum(n.startswith("optimizer.state.") for n in state)
+    check(count > 9 and own > 9 and not any(n.startswith("optim.") for n in state), "%s: %s" % (ranks, sorted(state)))
+    optimizer = common(made)["optimizer"]
+    check(list(optimizer) == [0, 1] if chained else "optimizer" in optimizer, "%s: %s" % (ranks, optimizer))
+    for number, one in enumerate([optimizer[0], optimizer[1]] if chained else [optimizer]):
+        groups = one["optimizer"]["param_groups"]
+        check(one["param_state_sharding_type"] == "fully_reshardable" and groups[0]["wd_mult"] == 1.0 and
+              all(g["step"] == 1 and g["is_expert_parallel"] == (number > 0) and g["betas"] == (0.9, 0.999) and
+                  "params" not in g for g in groups), "%s: %s" % (ranks, groups))
+    shutil.rmtree(made)
+    schema = os.path.join(home, "schema.json")
+    with open(schema, "w") as f:
+        f.write(run(program, "schema", ranks).stdout)
+    run(program, "convert", schema, "--to", "torch_dist", "--dry-run", "-q")
+
+
+def save_torch(folder, experts=False, **how):
+    """Two layers with torch's AdamW after a step, as FSDP saves them. Returns the names and the state."""
+    names = ["decoder.layers.%d.mlp.%s" % (n, m) for n in (0, 1) for m in ("linear_fc2.weight", "linear_fc1.layer_norm_weight")]
+    names += ["decoder.layers.%d.mlp.experts.local_experts.%d.linear_fc2.weight" % (n, e) for n in (0, 1) for e in (0, 1)
+              if experts]
+    model = {n: torch.randn(3) if "norm" in n else torch.randn(2, 3) for n in names}
+    parameters = [[torch.nn.Parameter(model[n]) for n in names if ("norm" in n) == norm] for norm in (False, True)]
+    optimizer = torch.optim.AdamW([{"params": parameters[0]}, {"params": parameters[1], "weight_decay": 0.0}], lr=0.02, **how)
+    for p in parameters[0] + parameters[1]:
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    order = [n for norm in (False, True) for n in names if ("norm" in n) == norm]
+    saved = optimizer.state_dict()
+    state = {order[i]: s for i, s in saved["state"].items()}
+    groups = [{**g, "params": [order[i] for i in g["params"]]} for g in saved["param_groups"]]
+    return {"model": model, "optim": {"state": state, "param_groups": groups}}, folder
+
+
+def flattened(optim):
+    """As get_optimizer_state_dict with flatten_optimizer_state_dict, which torchtitan saves: settings for each parameter."""
+    flat = {"state.%s.%s" % (n, k): v for n, values in optim["state"].items() for k, v in values.items()}
+    for group in optim["param_groups"]:
+        flat.update({"param_groups.%s.%s" % (n, k): v for n in group["params"] for k, v in group.items() if k != "params"})
+    return flat
+
+
+def check_torch_optimizer(program, home):
+    """AdamW of torch, as FSDP and torchtitan save it, gets the groups that Megatron makes."""
+    made, saved = os.path.join(home, "from-torch"), os.path.join(home, "by-torch")
+    for experts, flat in ((False, False), (True, False), (False, True)):
+        state, folder = save_torch(saved, experts)
+        optim = flattened(state["optim"]) if flat else state["optim"]
+        dcp.save({**state, "optim": optim}, checkpoint_id=folder, no_dist=True)
+        run(program, "convert", folder, "-o", made, "--to", "torch_dist", "-q", "--force")
+        got = read(made)
+        for name, values in state["optim"]["state"].items():
+            for key, want in (("param", state["model"][name]), ("exp_avg", values["exp_avg"]), ("exp_avg_sq", values["exp_avg_sq"])):
+                found = dist_value(got, key, name)
+                check(found is not None and torch.equal(found, want), "%s of %s" % (key, name))
+        optimizer, iteration = common(made)["optimizer"], common(made)["iteration"]
+        check(iteration == 1 and (list(optimizer) == [0, 1]) == experts, "common.pt: %s" % common(made))
+        for number, one in enumerate([optimizer[0], optimizer[1]] if experts else [optimizer]):
+            told = [(g["wd_mult"], g["weight_decay"], g["lr_mult"], g["lr"], g["betas"], g["step"], g["is_expert_parallel"],
+                     g["is_decoupled_lr"]) for g in one["optimizer"]["param_groups"]]
+            same = (1.0, 0.02, (0.9, 0.999), 1, number == 1, False)
+            check(told == [(1.0, 0.01, *same), (0.0, 0.0, *same)], "groups: %s" % told)
+        shutil.rmtree(folder)
+
+
+def check_refused_optimizers(program, home):
     """What has no place in torch_dist is refused by name."""
-    made = os.path.join(home, "torch-optimizer")
-    for exclude, ok in ((), 5), (("--exclude", "optim*"), 0):
-        r = run(program, "convert", ranks, "-o", made, "--to", "torch_dist", "-q", *exclude, ok=ok)
-        check(ok == 0 or ("optim.state." in r.stderr and "--exclude 'optim*'" in r.stderr), r.stderr)
-        check(os.path.exists(made) == (ok == 0), "a target of an optimizer without a place")
+    made, saved = os.path.join(home, "torch-optimizer"), os.path.join(home, "refused.pt")
+
+    def refused(word, change=lambda state: None, **how):
+        state, _ = save_torch(saved, **how)
+        change(state["optim"])
+        torch.save(state, saved)
+        r = run(program, "convert", saved, "-o", made, "--to", "torch_dist", "-q", ok=5)
+        check(word in r.stderr and "--exclude 'optim*'" in r.stderr and r.stderr.count("\n") == 1, r.stderr)
+        check(not os.path.exists(made), "a target of an optimizer without a place")
+
+    norms = ["decoder.layers.%d.mlp.linear_fc1.layer_norm_weight" % n for n in (0, 1)]
+    refused("max_exp_avg_sq' has no place", amsgrad=True)
+    refused("is true, which megatron-core", maximize=True)
+    refused("'optim.param_groups.1.lr' differs between groups", lambda o: o["param_groups"][1].update(lr=0.5))
+    refused("has one number for all", lambda o: [o["state"][n].update(step=torch.tensor(7.0)) for n in norms])
+    refused("lack lr", lambda o: o.pop("param_groups"))
+    refused("without a step", lambda o: [s.pop("step") for s in o["state"].values()])
+    run(program, "convert", saved, "-o", made, "--to", "torch_dist", "-q", "--exclude", "optim*")
+    check(os.path.isdir(made), "without the optimizer")
 
 
 def main():
@@ -190,7 +302,11 @@ def main():
         for name, recipe, names in CASES:
             check_case(program, home, folder, name, recipe, names)
         check_optimizer(program, home, os.path.join(folder, "megatron-dist-llama"))
-        check_torch_optimizer(program, home, os.path.join(corpus, "megatron-ranks", "tp2-llama-fp32"))
+        for name, chained in (("tp2pp2-llama", False), ("tp2-llama-fp32", False), ("tp2dp2-distributed", False),
+                              ("tp2ep2-distributed", True), ("ep2-moe", True)):
+            check_rank_optimizer(program, home, os.path.join(corpus, "megatron-ranks", name), chained)
+        check_torch_optimizer(program, home)
+        check_refused_optimizers(program, home)
         check_many_experts(program, home)
         check_hub_names(program, home)
         check_another(program, home, os.path.join(folder, "megatron-dist-llama", "torch_dist"))
