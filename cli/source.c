@@ -6,6 +6,7 @@
 #include "options/suggest.h"
 #include "output/text.h"
 
+#include "fsdpckpt/delta.h"
 #include "fsdpckpt/export.h"
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/layout.h"
@@ -87,9 +88,21 @@ fc_code source_model(const cli_call *call, fc_checkpoint **out, fc_error *err) {
     return o->schema ? fc_checkpoint_open_model(o->schema, &how, NULL, out, err) : FC_OK;
 }
 
+/* The tensors of a delta are frames, and no weights. */
+static fc_code refuse_delta(const char *path, fc_error *err) {
+    fc_delta_place place;
+    FC_TRY(fc_delta_recognise(path, &place, err));
+    return place == FC_DELTA_NOWHERE
+               ? FC_OK
+               : fc_fail(err, FC_EUSAGE,
+                         "%s: this is a %s, which has no weights but what changed: give the model, and this as --delta",
+                         path, place == FC_DELTA_VERSION ? "delta" : "directory of versions");
+}
+
 /* Opens the source, and refuses options that do not apply to it. */
 static fc_code open_checked(const options *o, const char *path, const fc_open_options *how, const fc_checkpoint *model,
                             fc_checkpoint **out, fc_error *err) {
+    FC_TRY(refuse_delta(path, err));
     fc_code rc = fc_checkpoint_open_model(path, how, model, out, err);
     if (rc != FC_OK && access(path, F_OK) != 0 && errno == ENOENT) {
         suggest_path(path, err);

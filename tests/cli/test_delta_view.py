@@ -255,6 +255,17 @@ class View(delta_case.Case):
                               (["schema", "a"], "leave it out"), (["units", "a"], "leave it out")):
             self.fails(2, *command, "--delta", "updates", contains=[says])
 
+    def test_a_delta_is_no_model(self):
+        """Its tensors are frames; a conversion would write these as weights."""
+        updates = self.updates("updates")
+        for source, what in ((updates, "directory of versions"), (f"{updates}/weight_v000001", "delta")):
+            for command in (["consolidate", source, "-o", "x.safetensors"], ["diff", source, "model0", "--model-only"],
+                            ["extract", source, "fp8"], ["export", source, "-o", "x"], ["delta", "model0", source, "-o", "weight_v000009"],
+                            ["schema", source], ["average", "model0", source, "-o", "x.h5"], ["inspect", source, "--delta", updates]):
+                self.fails(2, *command, contains=[f"{source}: this is a {what}", "give the model, and this as --delta"])
+        self.save("full/weight_v000001", delta_case.typed(self.models[1], SHAPES), files=2, index=True)
+        self.assertEqual(self.converted("full/weight_v000001"), delta_case.typed(self.models[1], SHAPES))
+
     def test_a_wrong_base_is_found(self):
         updates = self.updates("updates")
         for command in (["consolidate", "model1", "-o", "out.safetensors"], ["reshard", "model1", "-o", "out", "--to", "dcp", "--dp", "2"],
