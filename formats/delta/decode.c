@@ -233,6 +233,22 @@ static void xor_bytes(unsigned char *restrict bytes, const unsigned char *restri
     }
 }
 
+/* Sets each byte to 1 whose difference is not 0. */
+static void mark_changed(unsigned char *restrict changed, const unsigned char *restrict difference, size_t size) {
+    const uint64_t low =
+        UINT64_C(0x7f7f7f7f7f7f7f7f); /* a byte of 7 bits carries into its highest one unless it is 0 */
+    size_t i = 0;
+    for (uint64_t a, b; i + sizeof a <= size; i += sizeof a) {
+        memcpy(&a, changed + i, sizeof a);
+        memcpy(&b, difference + i, sizeof b);
+        a |= ((((b & low) + low) | b) & ~low) >> 7;
+        memcpy(changed + i, &a, sizeof a);
+    }
+    for (; i < size; i++) {
+        changed[i] |= difference[i] != 0;
+    }
+}
+
 void fc_delta_decoder_skip_checksum(fc_delta_decoder *d) {
     d->no_checksum = true;
 }
@@ -241,8 +257,8 @@ static fc_code decode_xor(fc_delta_decoder *d, unsigned char *bytes, unsigned ch
                           fc_error *err) {
     FC_TRY(stream_need(d, d->streams[0], d->block, size, err));
     xor_bytes(bytes, d->block, size);
-    for (size_t i = 0; changed && i < size; i++) {
-        changed[i] |= d->block[i] != 0;
+    if (changed) {
+        mark_changed(changed, d->block, size);
     }
     return FC_OK;
 }

@@ -43,9 +43,22 @@ static fc_code begin_item(frames_worker *w, const fc_frames_item *it, size_t *fa
     return FC_OK;
 }
 
+/* Counts the elements with a changed byte. @param changed 1 for each byte that changed, 0 for others. */
 static uint64_t count_elements(const unsigned char *changed, size_t size, size_t element) {
-    uint64_t count = 0;
-    for (size_t i = 0; element > 0 && i < size; i += element) {
+    uint64_t count = 0, word;
+    size_t i = 0;
+    if (element == 1 || element == 2 || element == 4 || element == 8) {
+        const uint64_t ones = UINT64_C(0x0101010101010101); /* times it, the highest byte is the sum of all bytes */
+        const uint64_t lowest = element == 8 ? 1 : UINT64_MAX / ((UINT64_C(1) << 8 * element) - 1);
+        for (; i + sizeof word <= size; i += sizeof word) {
+            memcpy(&word, changed + i, sizeof word);
+            for (size_t shift = 8; shift < 8 * element; shift *= 2) {
+                word |= word >> shift;
+            }
+            count += (word & lowest) * ones >> 56;
+        }
+    }
+    for (; element > 0 && i < size; i += element) {
         unsigned any = 0;
         for (size_t k = i; k < i + element && k < size; k++) {
             any |= changed[k];
