@@ -1,13 +1,16 @@
 /*
  * Frames of changed tensors. See encode.h.
  *
- * Nothing is compressed until the first byte differs, so a tensor that did not change costs a comparison and a
+ * A tensor is divided into blocks that begin at the same places however its bytes come, so a frame depends only on
+ * them. Nothing is compressed until the first byte differs, so a tensor that did not change costs a comparison and a
  * checksum. `overwrite` has all positions before all values, so both are kept in files until the tensor ends.
  */
 #include "delta/encode.h"
 
 #include "base/little.h"
+#include "codec/changes.h"
 #include "codec/zstd.h"
+#include "codec/zstd_runs.h"
 #include "fsdpckpt/try.h"
 #include "io/file.h"
 
@@ -19,7 +22,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { BLOCK = 64 << 10, POSITION = 4, SPILLS = 2 };
+enum { BLOCK = FC_CHANGE_BLOCK, SPOOL = 256 << 10, POSITION = 4, SPILLS = 2 };
 
 /* A file that bytes are appended to through a buffer. */
 typedef struct spool {
@@ -27,12 +30,13 @@ typedef struct spool {
     int fd;
     uint64_t end; /* bytes in the file */
     size_t filled;
-    unsigned char buffer[BLOCK];
+    unsigned char buffer[SPOOL];
 } spool;
 
 /* The frames of one encoding. */
 typedef struct sink {
-    fc_zstd_encoder *zstd;
+    fc_zstd_runs *runs;    /* of xor; NULL: the level asks for a search, or libzstd cannot do without one */
+    fc_zstd_encoder *zstd; /* NULL if there is the above */
     spool out;
     uint64_t begin; /* where the current frame begins */
 } sink;
@@ -41,12 +45,14 @@ struct fc_delta_encoder {
     fc_delta_sum sum;
     fc_delta_how how;
     const char *name;
-    uint64_t bytes, at; /* of the current tensor: its size, and what was added */
+    uint64_t bytes, at; /* of the current tensor: its size, and where the current block begins */
     uint64_t changed;
+    size_t filled;                   /* bytes of the current block */
     sink *sinks[FC_DELTA_ENCODINGS]; /* NULL: the encoding is not wanted */
     spool *spills[SPILLS];           /* of overwrite: positions, and values */
     bool too_large;                  /* for the positions of overwrite */
-    unsigned char difference[BLOCK];
+    fc_change changes[FC_MOST_CHANGES];
+    unsigned char difference[BLOCK], made[BLOCK]; /* the current block; overwrite: its new bytes */
 };
 
 static const unsigned char zeros[BLOCK];
@@ -90,6 +96,11 @@ static fc_code spool_put(spool *s, const unsigned char *bytes, size_t size, fc_e
 
 static fc_code sink_begin(sink *k, uint64_t bytes, fc_error *err) {
     k->begin = k->out.end + k->out.filled;
+    if (k->runs) {
+        unsigned char header[FC_ZSTD_RUNS_HEADER];
+        fc_zstd_runs_begin(bytes, header);
+        return spool_put(&k->out, header, sizeof header, err);
+    }
     return fc_zstd_encoder_begin(k->zstd, bytes, err);
 }
 
@@ -106,11 +117,23 @@ static fc_code sink_put(sink *k, const unsigned char *bytes, size_t size, bool l
     return FC_OK;
 }
 
+/* Puts the next block of a tensor. @param changes what of it is not 0. */
+static fc_code sink_put_block(sink *k, const unsigned char *block, size_t size, const fc_change *changes, size_t count,
+                              bool last, fc_error *err) {
+    size_t made;
+    if (!k->runs) {
+        return sink_put(k, block, size, last, err);
+    }
+    FC_TRY(sizeof k->out.buffer - k->out.filled < FC_ZSTD_RUNS_MOST ? spool_flush(&k->out, err) : FC_OK);
+    FC_TRY(fc_zstd_runs_block(k->runs, block, size, changes, count, last, k->out.buffer + k->out.filled, &made, err));
+    k->out.filled += made;
+    return FC_OK;
+}
+
+/* Puts whole blocks that did not change. */
 static fc_code sink_put_zeros(sink *k, uint64_t size, fc_error *err) {
-    while (size > 0) {
-        const size_t some = size < BLOCK ? (size_t)size : BLOCK;
-        FC_TRY(sink_put(k, zeros, some, false, err));
-        size -= some;
+    for (; size > 0; size -= BLOCK) {
+        FC_TRY(sink_put_block(k, zeros, BLOCK, NULL, 0, false, err));
     }
     return FC_OK;
 }
@@ -128,21 +151,26 @@ static fc_code sink_put_spill(sink *k, spool *s, unsigned char *buffer, fc_error
     return FC_OK;
 }
 
-static fc_code sink_end(sink *k, const fc_delta_encoder *e, fc_delta_frame *frame, fc_error *err) {
-    FC_TRY(sink_put(k, NULL, 0, true, err));
-    *frame = (fc_delta_frame){e, k->begin, k->out.end + k->out.filled - k->begin};
-    return FC_OK;
+static fc_delta_frame sink_frame(const sink *k, const fc_delta_encoder *e) {
+    return (fc_delta_frame){e, k->begin, k->out.end + k->out.filled - k->begin};
+}
+
+/* Whether frames of an encoding need no search. */
+static bool goes_by_runs(const fc_delta_how *how, fc_delta_encoding encoding) {
+    return encoding == FC_DELTA_XOR && how->level == 1 && fc_zstd_runs_is_built_in();
 }
 
 static fc_code sink_new(const fc_delta_how *how, fc_delta_encoding encoding, int number, sink **out, fc_error *err) {
     sink *k = *out = calloc(1, sizeof *k);
     FC_NEED(k, err, NULL);
     FC_TRY(spool_open(&k->out, how->directory, fc_delta_encoding_name(encoding), number, err));
-    return fc_zstd_encoder_new(how->level, &k->zstd, err);
+    return goes_by_runs(how, encoding) ? fc_zstd_runs_new(&k->runs, err)
+                                       : fc_zstd_encoder_new(how->level, &k->zstd, err);
 }
 
 static void sink_free(sink *k) {
     if (k) {
+        fc_zstd_runs_free(k->runs);
         fc_zstd_encoder_free(k->zstd);
         spool_close(&k->out);
         free(k);
@@ -183,15 +211,20 @@ void fc_delta_encoder_free(fc_delta_encoder *e) {
 }
 
 size_t fc_delta_encoder_memory(const fc_delta_how *how) {
-    const size_t frames = fc_zstd_encoder_memory(how->level) + sizeof(sink), spills = SPILLS * sizeof(spool);
-    const size_t both = how->encoding == FC_DELTA_AUTO ? 2 : 1;
-    return sizeof(fc_delta_encoder) + both * frames + (how->encoding == FC_DELTA_XOR ? 0 : spills);
+    size_t memory = sizeof(fc_delta_encoder) + (how->encoding == FC_DELTA_XOR ? 0 : SPILLS * sizeof(spool));
+    for (int i = 0; i < FC_DELTA_ENCODINGS; i++) {
+        if (how->encoding == (fc_delta_encoding)i || how->encoding == FC_DELTA_AUTO) {
+            memory += sizeof(sink) + (goes_by_runs(how, (fc_delta_encoding)i) ? fc_zstd_runs_memory()
+                                                                              : fc_zstd_encoder_memory(how->level));
+        }
+    }
+    return memory;
 }
 
 void fc_delta_encoder_begin(fc_delta_encoder *e, const char *name, uint64_t bytes) {
     e->name = name;
     e->bytes = bytes;
-    e->at = e->changed = 0;
+    e->at = e->changed = e->filled = 0;
     e->too_large = bytes > UINT32_MAX;
     for (int i = 0; i < SPILLS && e->spills[i]; i++) {
         e->spills[i]->end = 0;
@@ -200,32 +233,19 @@ void fc_delta_encoder_begin(fc_delta_encoder *e, const char *name, uint64_t byte
     fc_delta_sum_begin(&e->sum, e->how.checksum);
 }
 
-/* Returns how many bytes of a word are not 0. */
-static size_t count_bytes(uint64_t word) {
-    const uint64_t low = UINT64_C(0x7f7f7f7f7f7f7f7f), each = UINT64_C(0x0101010101010101);
-    const uint64_t marks = ((((word & low) + low) | word) & ~low) >> 7; /* 1 in each such byte */
-    return (size_t)((marks * each) >> 56);
-}
-
-/* Stores old ^ changed in e->difference. @return how many bytes differ. */
-static size_t find_difference(fc_delta_encoder *e, const unsigned char *old, const unsigned char *changed,
-                              size_t size) {
-    size_t count = 0;
-    for (size_t i = 0; i < size; i += sizeof(uint64_t)) {
-        const size_t some = size - i < sizeof(uint64_t) ? size - i : sizeof(uint64_t);
-        uint64_t a = 0, b = 0;
-        if (some == sizeof a) {
-            memcpy(&a, old + i, sizeof a);
-            memcpy(&b, changed + i, sizeof b);
-        } else {
-            memcpy(&a, old + i, some);
-            memcpy(&b, changed + i, some);
-        }
-        a ^= b;
-        memcpy(e->difference + i, &a, sizeof a); /* the buffer is a multiple of words */
-        count += count_bytes(a);
+/* Word by word: compilers that do not vectorize are several times as slow with bytes. */
+static void store_difference(unsigned char *restrict out, const unsigned char *restrict a,
+                             const unsigned char *restrict b, size_t size) {
+    size_t i = 0;
+    for (uint64_t x, y; i + sizeof x <= size; i += sizeof x) {
+        memcpy(&x, a + i, sizeof x);
+        memcpy(&y, b + i, sizeof y);
+        x ^= y;
+        memcpy(out + i, &x, sizeof x);
     }
-    return count;
+    for (; i < size; i++) {
+        out[i] = a[i] ^ b[i];
+    }
 }
 
 static fc_code spill_byte(fc_delta_encoder *e, uint64_t position, unsigned char value, fc_error *err) {
@@ -236,31 +256,19 @@ static fc_code spill_byte(fc_delta_encoder *e, uint64_t position, unsigned char 
 }
 
 /* Keeps the positions and the values of the bytes of a block that differ. */
-static fc_code spill_block(fc_delta_encoder *e, const unsigned char *changed, size_t size, fc_error *err) {
-    for (size_t i = 0; i < size;) {
-        uint64_t word = 0;
-        memcpy(&word, e->difference + i, size - i < sizeof word ? size - i : sizeof word);
-        for (size_t j = i; word != 0; j++, word >>= 8) {
-            if (word & 0xff) {
-                FC_TRY(spill_byte(e, e->at + j, changed[j], err));
-            }
+static fc_code spill_block(fc_delta_encoder *e, size_t count, fc_error *err) {
+    for (size_t i = 0; i < count; i++) {
+        for (size_t j = e->changes[i].begin; j < e->changes[i].end; j++) {
+            FC_TRY(e->difference[j] != 0 ? spill_byte(e, e->at + j, e->made[j], err) : FC_OK);
         }
-        i += sizeof word;
     }
     return FC_OK;
 }
 
-/* Adds a block that differs. */
-static fc_code add_changed(fc_delta_encoder *e, const unsigned char *old, const unsigned char *changed, size_t size,
-                           fc_error *err) {
+/* Adds a block that differs, or one that follows it. */
+static fc_code add_block(fc_delta_encoder *e, size_t count, bool last, fc_error *err) {
     sink * xor = e->sinks[FC_DELTA_XOR];
-    const bool first = e->changed == 0;
-    e->changed += find_difference(e, old, changed, size);
-    if (xor&&first) {
-        FC_TRY(sink_begin(xor, e->bytes, err));
-        FC_TRY(sink_put_zeros(xor, e->at, err));
-    }
-    FC_TRY(xor? sink_put(xor, e->difference, size, false, err) : FC_OK);
+    FC_TRY(xor? sink_put_block(xor, e->difference, e->filled, e->changes, count, last, err) : FC_OK);
     if (!e->sinks[FC_DELTA_OVERWRITE] || e->too_large) {
         return xor? FC_OK
                   : fc_fail(err, FC_EUNSUPPORTED,
@@ -268,22 +276,39 @@ static fc_code add_changed(fc_delta_encoder *e, const unsigned char *old, const 
                             "4 GiB; use the encoding xor",
                             e->name, e->bytes);
     }
-    return spill_block(e, changed, size, err);
+    return spill_block(e, count, err);
+}
+
+/* Ends the current block. */
+static fc_code end_block(fc_delta_encoder *e, bool last, fc_error *err) {
+    sink * xor = e->sinks[FC_DELTA_XOR];
+    size_t bytes;
+    const size_t count = fc_find_changes(NULL, e->difference, e->filled, e->changes, &bytes);
+    if (xor&&e->changed == 0 && bytes > 0) {
+        FC_TRY(sink_begin(xor, e->bytes, err));
+        FC_TRY(sink_put_zeros(xor, e->at, err));
+    }
+    e->changed += bytes;
+    FC_TRY(e->changed > 0 ? add_block(e, count, last, err) : FC_OK);
+    e->at += e->filled;
+    e->filled = 0;
+    return FC_OK;
 }
 
 fc_code fc_delta_encoder_add(fc_delta_encoder *e, const unsigned char *old, const unsigned char *changed, size_t size,
                              fc_error *err) {
     while (size > 0) {
-        const size_t some = size < BLOCK ? size : BLOCK;
+        const size_t room = BLOCK - e->filled, some = size < room ? size : room;
         if (!e->how.no_checksum) {
             fc_delta_sum_add(&e->sum, changed, some);
         }
-        if (memcmp(old, changed, some) != 0) {
-            FC_TRY(add_changed(e, old, changed, some, err));
-        } else if (e->changed > 0 && e->sinks[FC_DELTA_XOR]) {
-            FC_TRY(sink_put_zeros(e->sinks[FC_DELTA_XOR], some, err));
+        store_difference(e->difference + e->filled, old, changed, some);
+        if (e->sinks[FC_DELTA_OVERWRITE]) {
+            memcpy(e->made + e->filled, changed, some);
         }
-        e->at += some;
+        e->filled += some;
+        const bool last = e->at + e->filled == e->bytes;
+        FC_TRY(e->filled == BLOCK || last ? end_block(e, last, err) : FC_OK);
         old += some;
         changed += some;
         size -= some;
@@ -325,7 +350,9 @@ static fc_code end_overwrite(fc_delta_encoder *e, fc_delta_frame *frame, fc_erro
     for (int i = 0; i < SPILLS; i++) {
         FC_TRY(sink_put_spill(k, e->spills[i], e->difference, err));
     }
-    return sink_end(k, e, frame, err);
+    FC_TRY(sink_put(k, NULL, 0, true, err));
+    *frame = sink_frame(k, e);
+    return FC_OK;
 }
 
 fc_code fc_delta_encoder_end(fc_delta_encoder *e, fc_delta_found *found, fc_error *err) {
@@ -334,7 +361,7 @@ fc_code fc_delta_encoder_end(fc_delta_encoder *e, fc_delta_found *found, fc_erro
         fc_delta_sum_end(&e->sum, found->checksum);
     }
     if (e->changed > 0 && e->sinks[FC_DELTA_XOR]) {
-        FC_TRY(sink_end(e->sinks[FC_DELTA_XOR], e, &found->frames[FC_DELTA_XOR], err));
+        found->frames[FC_DELTA_XOR] = sink_frame(e->sinks[FC_DELTA_XOR], e);
     }
     if (e->changed > 0 && e->sinks[FC_DELTA_OVERWRITE] && !e->too_large) {
         FC_TRY(end_overwrite(e, &found->frames[FC_DELTA_OVERWRITE], err));

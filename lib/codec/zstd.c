@@ -1,5 +1,5 @@
 /*
- * Zstandard by libzstd, whole and as a stream; no other file includes its header.
+ * Zstandard by libzstd, whole and as a stream. Only this file and zstd_runs.c include its header.
  */
 #include "codec/zstd.h"
 #include "base/little.h"

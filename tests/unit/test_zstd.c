@@ -1,8 +1,9 @@
 /*
- * Zstandard against libzstd itself: frames and streams in steps of any size, frames that lie about their length, and a
- * bomb.
+ * Zstandard against libzstd itself: frames and streams in steps of any size, frames that lie about their length, a
+ * bomb, and frames that are made without a search.
  */
 #include "codec/zstd.h"
+#include "codec/zstd_runs.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -167,6 +168,114 @@ static void encoder_makes_frames_that_libzstd_decodes(void **state) {
     fc_zstd_encoder_free(encoder);
 }
 
+/* Fills bytes of which one of `each` is not 0; 0: none is. They come in groups with gaps of any length. */
+static void make_sparse(unsigned char *bytes, size_t size, unsigned each) {
+    uint32_t random = each + 1;
+    memset(bytes, 0, size);
+    for (size_t i = 0; i < size && each > 0; i++) {
+        random = random * 1664525U + 1013904223U;
+        bytes[i] = (random >> 8) % each == 0 ? (unsigned char)(random >> 24 | 1) : 0;
+    }
+}
+
+/* Compares the changes of a block with what a loop over its bytes says. */
+static void check_changes(const unsigned char *old, const unsigned char *made, size_t size) {
+    static fc_change changes[FC_MOST_CHANGES];
+    size_t bytes, differ = 0, n = 0, end = 0;
+    const size_t count = fc_find_changes(old, made, size, changes, &bytes);
+    for (size_t i = 0; i < size; i++) {
+        if ((old ? old[i] : 0) == made[i]) {
+            continue;
+        }
+        differ++;
+        if (n == 0 || i >= end + FC_CHANGE_GAP) {
+            assert_true(n < count);
+            assert_int_equal(changes[n++].begin, i);
+        }
+        end = i + 1;
+        assert_true(changes[n - 1].end >= end);
+        assert_int_equal(made[changes[n - 1].end - 1] != (old ? old[changes[n - 1].end - 1] : 0), 1);
+    }
+    assert_int_equal(n, count);
+    assert_int_equal(bytes, differ);
+}
+
+static void changes_are_those_that_a_plain_comparison_finds(void **state) {
+    const buffers *b = *state;
+    const unsigned shares[] = {0, 1, 2, 3, 5, 7, 100, 5000};
+    for (size_t k = 0; k < sizeof shares / sizeof *shares; k++) {
+        make_sparse(b->decoded, FC_CHANGE_BLOCK, shares[k]);
+        for (size_t i = 0; i < FC_CHANGE_BLOCK; i++) {
+            b->packed[i] = b->plain[i] ^ b->decoded[i];
+        }
+        for (size_t size = 0; size <= 200; size++) {
+            check_changes(NULL, b->decoded + size, size);
+            check_changes(b->plain + size, b->packed + size, size);
+        }
+        check_changes(NULL, b->decoded, FC_CHANGE_BLOCK);
+        check_changes(b->plain, b->packed, FC_CHANGE_BLOCK);
+    }
+    memset(b->decoded, 0, FC_CHANGE_BLOCK);
+    for (size_t i = 0; i < FC_CHANGE_BLOCK; i += FC_CHANGE_GAP + 1) {
+        b->decoded[i] = 1; /* as many changes as there can be */
+    }
+    check_changes(NULL, b->decoded, FC_CHANGE_BLOCK);
+}
+
+/* @return the size of the frame of b->plain. */
+static size_t encode_runs(const buffers *b, fc_zstd_runs *encoder, size_t size) {
+    static fc_change changes[FC_MOST_CHANGES];
+    size_t out = FC_ZSTD_RUNS_HEADER;
+    fc_error err;
+    fc_zstd_runs_begin(size, b->packed);
+    for (size_t at = 0; at < size; at += FC_CHANGE_BLOCK) {
+        const size_t some = size - at < FC_CHANGE_BLOCK ? size - at : FC_CHANGE_BLOCK;
+        size_t bytes, made;
+        const size_t count = fc_find_changes(NULL, b->plain + at, some, changes, &bytes);
+        assert_true(out + FC_ZSTD_RUNS_MOST <= ROOM);
+        assert_int_equal(fc_zstd_runs_block(encoder, b->plain + at, some, changes, count, at + some == size,
+                                            b->packed + out, &made, &err),
+                         FC_OK);
+        out += made;
+    }
+    return out;
+}
+
+static void frames_without_a_search_are_those_of_their_bytes(void **state) {
+    const buffers *b = *state;
+    const unsigned shares[] = {0, 1, 2, 5, 7, 100, 5000};
+    const size_t sizes[] = {1,
+                            2,
+                            3,
+                            4,
+                            5,
+                            63,
+                            64,
+                            1000,
+                            FC_CHANGE_BLOCK - 1,
+                            FC_CHANGE_BLOCK,
+                            FC_CHANGE_BLOCK + 1,
+                            2 * FC_CHANGE_BLOCK - 7};
+    fc_zstd_runs *encoder;
+    fc_error err;
+    if (!fc_zstd_runs_is_built_in()) {
+        assert_int_equal(fc_zstd_runs_new(&encoder, &err), FC_EUNSUPPORTED);
+        return;
+    }
+    assert_int_equal(fc_zstd_runs_new(&encoder, &err), FC_OK);
+    for (size_t k = 0; k < sizeof shares / sizeof *shares; k++) {
+        make_sparse(b->plain, SIZE, shares[k]);
+        for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+            const size_t made = encode_runs(b, encoder, sizes[i]);
+            assert_int_equal(ZSTD_getFrameContentSize(b->packed, made), sizes[i]);
+            assert_int_equal(ZSTD_decompress(b->decoded, SIZE, b->packed, made), sizes[i]);
+            assert_memory_equal(b->decoded, b->plain, sizes[i]);
+            assert_true(made <= ZSTD_compress(b->decoded, SIZE, b->plain, sizes[i], 1) + 64);
+        }
+    }
+    fc_zstd_runs_free(encoder);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(frame_decodes_to_its_size_only, set_up, tear_down),
@@ -174,6 +283,8 @@ int main(void) {
         cmocka_unit_test_setup_teardown(damage_and_large_windows_are_refused, set_up, tear_down),
         cmocka_unit_test_setup_teardown(headers_of_frames_are_read, set_up, tear_down),
         cmocka_unit_test_setup_teardown(encoder_makes_frames_that_libzstd_decodes, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(changes_are_those_that_a_plain_comparison_finds, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(frames_without_a_search_are_those_of_their_bytes, set_up, tear_down),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

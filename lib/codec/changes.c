@@ -1,0 +1,110 @@
+/*
+ * Finds which bytes differ. See changes.h.
+ *
+ * First the comparison, without a branch: each group of 64 bytes becomes a map, in which a bit is set for each byte
+ * that differs. Then the places where changes begin and end are read from the maps.
+ */
+#include "codec/changes.h"
+
+#include <string.h>
+
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
+
+enum { GROUP = 64, GROUPS = FC_CHANGE_BLOCK / GROUP, WIDEN = FC_CHANGE_GAP - 1 };
+
+static const unsigned char zeros[GROUP];
+
+#ifdef __SSE2__
+
+static inline __m128i same_bytes(const unsigned char *a, const unsigned char *b) {
+    return _mm_cmpeq_epi8(_mm_loadu_si128((const __m128i *)(const void *)a),
+                          _mm_loadu_si128((const __m128i *)(const void *)b));
+}
+
+static inline uint64_t bits(__m128i same) {
+    return (uint64_t)(unsigned)_mm_movemask_epi8(same);
+}
+
+/* Returns the map of a group. @param equal counts the bytes that do not differ. */
+static inline uint64_t map_group(const unsigned char *a, const unsigned char *b, size_t *equal) {
+    const __m128i s0 = same_bytes(a, b), s1 = same_bytes(a + 16, b + 16), s2 = same_bytes(a + 32, b + 32),
+                  s3 = same_bytes(a + 48, b + 48), none = _mm_setzero_si128();
+    const __m128i each = _mm_sub_epi8(none, _mm_add_epi8(_mm_add_epi8(s0, s1), _mm_add_epi8(s2, s3)));
+    const __m128i sums = _mm_sad_epu8(each, none);
+    *equal += (size_t)_mm_cvtsi128_si32(sums) + (size_t)_mm_extract_epi16(sums, 4);
+    return ~(bits(s0) | bits(s1) << 16 | bits(s2) << 32 | bits(s3) << 48);
+}
+
+#else
+
+static inline uint64_t map_group(const unsigned char *a, const unsigned char *b, size_t *equal) {
+    uint64_t map = 0;
+    for (int i = 0; i < GROUP; i++) {
+        map |= (uint64_t)(a[i] != b[i]) << i;
+        *equal += a[i] == b[i];
+    }
+    return map;
+}
+
+#endif
+
+/* Makes the maps of whole groups. @return how many bytes differ. */
+static size_t map_groups(const unsigned char *old, const unsigned char *made, size_t groups, uint64_t *maps) {
+    size_t equal = 0;
+    if (old) {
+        for (size_t g = 0; g < groups; g++) {
+            maps[g] = map_group(old + g * GROUP, made + g * GROUP, &equal);
+        }
+    } else {
+        for (size_t g = 0; g < groups; g++) {
+            maps[g] = map_group(zeros, made + g * GROUP, &equal);
+        }
+    }
+    return groups * GROUP - equal;
+}
+
+/* Makes the map of what is left after the whole groups. */
+static size_t map_rest(const unsigned char *old, const unsigned char *made, size_t size, uint64_t *map) {
+    unsigned char a[GROUP] = {0}, b[GROUP] = {0};
+    size_t equal = 0;
+    if (old) {
+        memcpy(a, old, size);
+    }
+    memcpy(b, made, size);
+    *map = map_group(a, b, &equal);
+    return GROUP - equal;
+}
+
+/* Sets the WIDEN bits after each bit that is set, so that changes with a short gap become one. */
+static inline uint64_t widen(uint64_t map, uint64_t before) {
+    uint64_t wide = map;
+    for (int i = 1; i <= WIDEN; i++) {
+        wide |= map << i | before >> (GROUP - i);
+    }
+    return wide;
+}
+
+size_t fc_find_changes(const unsigned char *old, const unsigned char *made, size_t size, fc_change *changes,
+                       size_t *bytes) {
+    uint64_t maps[GROUPS + 2], wide = 0, last = 0;
+    uint32_t edges[2 * FC_MOST_CHANGES], *end = edges;
+    const size_t groups = size / GROUP;
+    *bytes = map_groups(old, made, groups, maps);
+    *bytes += map_rest(old ? old + groups * GROUP : NULL, made + groups * GROUP, size - groups * GROUP, &maps[groups]);
+    maps[groups + 1] = 0;
+    for (size_t g = 0; *bytes > 0 && g < groups + 2; g++) {
+        const uint64_t before = wide >> (GROUP - 1);
+        wide = widen(maps[g], last);
+        last = maps[g];
+        for (uint64_t edge = wide ^ (wide << 1 | before); edge != 0; edge &= edge - 1) {
+            *end++ = (uint32_t)(g * GROUP) + (uint32_t)__builtin_ctzll(edge);
+        }
+    }
+    const size_t count = (size_t)(end - edges) / 2;
+    for (size_t i = 0; i < count; i++) {
+        changes[i] = (fc_change){edges[2 * i], edges[2 * i + 1] - WIDEN};
+    }
+    return count;
+}
