@@ -70,9 +70,13 @@ static void report_unexplained(const job *j) {
             }
         }
         text_report("not explained: %s of %s%s%s%s%s%s", u->name, u->in_a ? j->a->path : j->b->path,
-                    u->nearest ? "; the nearest is " : "; no tensor of the other side has its shape",
-                    u->nearest ? u->nearest : "", u->differs ? ", which differs first at [" : "", place,
-                    u->differs ? "]" : "");
+                    u->why       ? "; "
+                    : u->nearest ? "; the nearest is "
+                                 : "; no tensor of the other side has its shape",
+                    u->why       ? u->why
+                    : u->nearest ? u->nearest
+                                 : "",
+                    u->differs ? ", which differs first at [" : "", place, u->differs ? "]" : "");
     }
     if (r->nunexplained > MOST_LISTED) {
         text_report("not explained: and %zu more", r->nunexplained - MOST_LISTED);

@@ -210,6 +210,9 @@ static fc_code find_recipe(fc_search *s, const char *config, const char **text, 
     FC_TRY(fc_search_things(s, &s->a, err));
     FC_TRY(fc_search_things(s, &s->b, err));
     FC_TRY(fc_search_match(s, err));
+    for (size_t i = 0; i < s->b.count; i++) {
+        s->same += s->b.taken[i] ? s->b.things[i].elements : 0;
+    }
     FC_TRY(fc_search_rules(s, err));
     FC_TRY(choose_dtypes(s, err));
     FC_TRY(drop_rest(s, err));
@@ -229,16 +232,16 @@ fc_code fc_recipe_infer(fc_checkpoint *a, const fc_checkpoint *b, const fc_infer
     FC_TRY_GOTO(prove(&s, text, options->config, explained, err), rc, out);
     for (size_t i = 0; i < s.b.count; i++) {
         report->elements += s.b.things[i].elements;
-        report->agree += explained[i] ? s.b.things[i].elements : 0;
         report->explained += explained[i];
     }
+    report->agree = s.same;
     report->tensors = s.b.count;
     report->rules = s.recipe.nrules;
     report->dropped = s.dropped;
     report->ndropped = s.ndropped;
     report->guesses = s.guesses;
     report->nguesses = s.nguesses;
-    report->recipe = report->agree >= report->elements / 2 && s.recipe.nrules > 0 ? text : NULL;
+    report->recipe = report->agree >= report->elements / 2 ? text : NULL;
     rc = fc_search_unexplained(&s, explained, report, err);
 out:
     free(s.a.things);

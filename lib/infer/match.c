@@ -122,27 +122,70 @@ static size_t outer_numbers(const fc_thing *t, uint64_t *out) {
     return count;
 }
 
-/* Adds sets of two to four things with the same numbers. */
-static fc_code add_groups(index_of *x) {
+/*
+ * What things have in common that can be parts of one: their numbers, and with `front` the name before the last number.
+ * @return the bytes of the key; 0: out of memory.
+ */
+static size_t group_key(const index_of *x, const fc_thing *t, bool front, const char **key) {
+    uint64_t numbers[FC_SEARCH_SLOTS + 1];
+    const size_t count = outer_numbers(t, numbers) * sizeof *numbers;
+    const char *last = front ? strrchr(t->skeleton, '\1') : NULL;
+    const size_t len = last ? (size_t)(last - t->skeleton) : 0;
+    char *copy = fc_arena_alloc(x->s->arena, count + len);
+    if (copy) {
+        memcpy(copy, numbers, count);
+        memcpy(copy + count, t->skeleton, len);
+    }
+    *key = copy;
+    return copy ? count + len : 0;
+}
+
+/* Counts the things with the same numbers. If there are too many, the names in front tell them apart. */
+static fc_code find_group(const index_of *x, const fc_thing *t, bool front, fc_name_table *table, size_t *ngroups,
+                          size_t *at) {
+    const char *key = NULL;
+    const size_t len = group_key(x, t, front, &key);
+    *at = len ? fc_name_table_put(table, key, len, *ngroups) : FC_NO_NAME;
+    FC_NEED(*at != FC_NO_NAME, x->err, x->side->checkpoint->path);
+    *ngroups += *at == *ngroups;
+    return FC_OK;
+}
+
+/* Puts things that can be parts of one tensor in lists: `last` of each group, and then fc_thing.next. */
+static fc_code list_groups(index_of *x, size_t *last, size_t *counts, size_t *ngroups) {
     fc_side *side = x->side;
-    size_t *last = malloc((side->nthings + 1) * sizeof *last), ngroups = 0;
+    fc_name_table *numbers = fc_name_table_new(x->s->arena, side->nthings);
     fc_name_table *table = fc_name_table_new(x->s->arena, side->nthings);
-    fc_code rc = last && table ? FC_OK : fc_no_memory(x->err, side->checkpoint->path);
-    FC_TRY_GOTO(rc, rc, out);
+    size_t nnumbers = 0, at = 0;
+    FC_NEED(numbers && table, x->err, side->checkpoint->path);
     for (size_t i = 0; i < side->nthings; i++) {
-        uint64_t numbers[FC_SEARCH_SLOTS + 1];
+        if (is_free(side, &side->things[i])) {
+            FC_TRY(find_group(x, &side->things[i], false, numbers, &nnumbers, &at));
+            counts[at]++;
+        }
+    }
+    for (size_t i = 0; i < side->nthings; i++) {
         fc_thing *t = &side->things[i];
         if (!is_free(side, t)) {
             continue;
         }
-        const size_t count = outer_numbers(t, numbers);
-        const uint64_t *key = fc_arena_copy(x->s->arena, numbers, count, sizeof *numbers);
-        const size_t at = key ? fc_name_table_put(table, (const char *)key, count * sizeof *key, ngroups) : FC_NO_NAME;
-        FC_TRY_GOTO(at == FC_NO_NAME ? fc_no_memory(x->err, side->checkpoint->path) : FC_OK, rc, out);
-        t->next = at == ngroups ? SIZE_MAX : last[at];
-        ngroups += at == ngroups;
+        FC_TRY(find_group(x, t, false, numbers, &nnumbers, &at));
+        const size_t before = *ngroups;
+        FC_TRY(find_group(x, t, counts[at] > MOST_FOR_FOUR, table, ngroups, &at));
+        t->next = at == before ? SIZE_MAX : last[at];
         last[at] = i;
     }
+    return FC_OK;
+}
+
+/* Adds sets of two to four things with the same numbers. */
+static fc_code add_groups(index_of *x) {
+    fc_side *side = x->side;
+    size_t *last = malloc((side->nthings + 1) * sizeof *last), ngroups = 0;
+    size_t *counts = calloc(side->nthings + 1, sizeof *counts);
+    fc_code rc = last && counts ? FC_OK : fc_no_memory(x->err, side->checkpoint->path);
+    FC_TRY_GOTO(rc, rc, out);
+    FC_TRY_GOTO(list_groups(x, last, counts, &ngroups), rc, out);
     for (size_t g = 0; g < ngroups && rc == FC_OK; g++) {
         fc_thing *things[MOST_IN_GROUP];
         size_t count = 0;
@@ -156,6 +199,7 @@ static fc_code add_groups(index_of *x) {
     }
 out:
     free(last);
+    free(counts);
     return rc;
 }
 

@@ -61,8 +61,22 @@ static const fc_tensor *find_nearest(const fc_side *side, const fc_tensor *t, bo
     return nearest;
 }
 
-static fc_code describe(const fc_search *s, const fc_tensor *t, bool in_a, bool compare, fc_unexplained *out,
-                        fc_error *err) {
+/* Whether all elements are zero: the sums of others are hardly so. */
+static bool is_zero(const fc_thing *t, int ntypes) {
+    bool zero = t->known != 0;
+    for (int i = 0; i < ntypes; i++) {
+        zero = zero && (!(t->known >> i & 1) || t->sums[i] == 0);
+    }
+    return zero;
+}
+
+static fc_code describe(const fc_search *s, size_t index, bool in_a, bool compare, fc_unexplained *out, fc_error *err) {
+    const fc_side *side = in_a ? &s->a : &s->b;
+    const fc_tensor *t = side->tensors[index];
+    if (is_zero(&side->things[index], s->ntypes)) {
+        *out = (fc_unexplained){.name = t->name, .tensor = t, .in_a = in_a, .why = "all of it is zero"};
+        return FC_OK;
+    }
     const fc_side *other = in_a ? &s->b : &s->a;
     const fc_tensor *nearest = find_nearest(other, t, true);
     nearest = nearest ? nearest : find_nearest(other, t, false);
@@ -76,13 +90,13 @@ fc_code fc_search_unexplained(const fc_search *s, const bool *explained, fc_infe
     size_t count = 0;
     for (size_t i = 0; i < s->b.count; i++) {
         if (!explained[i]) {
-            FC_TRY(describe(s, s->b.tensors[i], false, count < MOST_COMPARED, &all[count], err));
+            FC_TRY(describe(s, i, false, count < MOST_COMPARED, &all[count], err));
             count++;
         }
     }
     for (size_t i = 0; i < s->a.count; i++) {
         if (!s->a.taken[i]) {
-            FC_TRY(describe(s, s->a.tensors[i], true, count < MOST_COMPARED, &all[count], err));
+            FC_TRY(describe(s, i, true, count < MOST_COMPARED, &all[count], err));
             count++;
         }
     }

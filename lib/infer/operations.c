@@ -4,23 +4,15 @@
  */
 #include "fsdpckpt/box.h"
 #include "fsdpckpt/try.h"
-#include "infer/search.h"
+#include "infer/sketch.h"
 
 #include <string.h>
-
-enum { MOST_OPS = 8 };
 
 /* Where the axes of a dimension come from: the sizes that are tried first. */
 static const char *const no_names[] = {NULL}, *const axis_names[] = {"heads", "kv_heads", "experts", "head", NULL};
 
 /* The same for tensors that follow each other in one dimension. */
 static const char *const merged_names[] = {"experts", "heads", "kv_heads", NULL};
-
-/* One way to make the parts, in the direction from the one tensor to the others. */
-typedef struct sketch {
-    fc_recipe_op ops[MOST_OPS];
-    int count;
-} sketch;
 
 typedef struct solver {
     fc_search *s;
@@ -37,54 +29,16 @@ typedef struct solver {
 
 /* ---- trying ---- */
 
-static fc_recipe_op inverse_of(const fc_recipe_op *op) {
-    static const fc_recipe_op_kind kinds[] = {
-        [FC_OP_CONCATENATE] = FC_OP_SPLIT, [FC_OP_SPLIT] = FC_OP_CONCATENATE,   [FC_OP_STACK] = FC_OP_UNSTACK,
-        [FC_OP_UNSTACK] = FC_OP_STACK,     [FC_OP_TRANSPOSE] = FC_OP_TRANSPOSE, [FC_OP_REARRANGE] = FC_OP_REARRANGE,
-        [FC_OP_RESIZE] = FC_OP_RESIZE,
-    };
-    fc_recipe_op inverse = *op;
-    inverse.kind = kinds[op->kind];
-    inverse.left = op->right;
-    inverse.right = op->left;
-    return inverse;
-}
-
-/* Tries a sketch with the parts in the order of the solver. */
-static fc_code try_sketch(const solver *v, const sketch *k) {
-    fc_search *s = v->s;
-    fc_puzzle *p = v->puzzle;
-    const bool reverse = v->match->reverse;
-    fc_recipe_rule old = p->rule, *rule = &p->rule;
-    fc_recipe_op *ops = fc_arena_calloc(s->arena, (size_t)k->count + 1, sizeof *ops);
-    const char **names = fc_arena_calloc(s->arena, (size_t)v->nparts + 1, sizeof *names);
-    FC_NEED(ops && names, v->err, s->source->path);
-    for (int i = 0; i < k->count; i++) {
-        ops[i] = reverse ? inverse_of(&k->ops[k->count - 1 - i]) : k->ops[i];
-    }
-    for (int i = 0; i < v->nparts; i++) {
-        names[i] = (reverse ? old.from : old.to)[v->order[i]];
-    }
-    rule->ops = ops;
-    rule->nops = (size_t)k->count;
-    *(reverse ? &rule->from : &rule->to) = names;
-    FC_TRY(fc_search_try(s, p, &p->found, v->err));
-    if (!p->found) {
-        *rule = old;
-    }
-    return FC_OK;
-}
-
-static void add_op(sketch *k, fc_recipe_op op) {
+static void add_op(fc_sketch *k, fc_recipe_op op) {
     k->ops[k->count++] = op;
 }
 
 /* Adds what is left after the parts are separate: each number of a name takes a dimension away. */
-static fc_code finish(const solver *v, sketch k) {
+static fc_code finish(const solver *v, fc_sketch k) {
     for (int i = 0; i < v->base; i++) {
         add_op(&k, (fc_recipe_op){.kind = FC_OP_UNSTACK});
     }
-    return try_sketch(v, &k);
+    return fc_sketch_try(v->s, v->puzzle, v->order, &k, v->err);
 }
 
 /* ---- rearrangements ---- */
@@ -99,7 +53,7 @@ static const char *spell_side(const solver *v, int at, const char *inside) {
     return text;
 }
 
-static fc_code add_rearrange(const solver *v, sketch *k, int at, const char *left, const char *right) {
+static fc_code add_rearrange(const solver *v, fc_sketch *k, int at, const char *left, const char *right) {
     fc_recipe_op op = {.kind = FC_OP_REARRANGE};
     FC_NEED(left && right, v->err, NULL);
     op.left = spell_side(v, at, left);
@@ -116,7 +70,7 @@ static fc_code try_orders(const solver *v, int at, const char *x, const char *y,
     fc_arena *arena = v->s->arena;
     for (size_t i = 0; i < sizeof orders / sizeof *orders && !v->puzzle->found; i++) {
         const int *o = orders[i];
-        sketch k = {.count = 0};
+        fc_sketch k = {.count = 0};
         if (!*x && o[0] != 0) { /* the first axis has no elements: only the others change places */
             continue;
         }
@@ -205,7 +159,7 @@ static fc_code try_resize(const solver *v, int dim) {
     const char *large =
         padded == larger && small && strcmp(small, "vocabulary") == 0 ? "padded" : fc_search_expression(v->s, larger);
     FC_NEED(small && large, v->err, NULL);
-    sketch k = {.count = 0};
+    fc_sketch k = {.count = 0};
     add_op(&k,
            (fc_recipe_op){
                .kind = FC_OP_RESIZE, .dim = dim, .left = shrinks ? large : small, .right = shrinks ? small : large});
@@ -220,7 +174,7 @@ static fc_code try_reshape(const solver *v, int at, bool divide) {
     const char *inner = fc_arena_printf(v->s->arena, "%s d", axis),
                *closed = fc_arena_printf(v->s->arena, "(%s d)", axis);
     FC_NEED(inner && closed, v->err, NULL);
-    sketch k = {.count = 0};
+    fc_sketch k = {.count = 0};
     if (divide) {
         FC_TRY(add_rearrange(v, &k, at, closed, inner));
     } else {
@@ -253,11 +207,11 @@ static fc_code solve_one(const solver *v) {
         return try_reshapes(v);
     }
     if (fits_part(v, 0, -1, -1, &differs) && differs < 0) {
-        FC_TRY(finish(v, (sketch){.count = 0}));
+        FC_TRY(finish(v, (fc_sketch){.count = 0}));
     }
     for (int x = v->base; x < v->ndim && !v->puzzle->found; x++) {
         for (int y = x + 1; y < v->ndim && !v->puzzle->found; y++) {
-            sketch k = {.count = 0};
+            fc_sketch k = {.count = 0};
             add_op(&k, (fc_recipe_op){.kind = FC_OP_TRANSPOSE, .dim = x, .other = y});
             FC_TRY(fits_part(v, 0, x, y, &differs) && differs < 0 ? finish(v, k) : FC_OK);
         }
@@ -299,7 +253,7 @@ static bool are_equal(const solver *v, int at, int x, int y) {
     return true;
 }
 
-static void add_transpose(sketch *k, int x, int y) {
+static void add_transpose(fc_sketch *k, int x, int y) {
     if (x >= 0) {
         add_op(k, (fc_recipe_op){.kind = FC_OP_TRANSPOSE, .dim = x, .other = y});
     }
@@ -307,7 +261,7 @@ static void add_transpose(sketch *k, int x, int y) {
 
 /* The parts follow each other along dimension `at`. */
 static fc_code try_split(const solver *v, int at, int x, int y) {
-    sketch k = {.count = 0};
+    fc_sketch k = {.count = 0};
     fc_recipe_op op = {.kind = FC_OP_SPLIT, .dim = at};
     if (!are_equal(v, at, x, y)) {
         op.sizes = list_sizes(v, at, x, y, 1);
@@ -324,7 +278,7 @@ static fc_code try_grouped(const solver *v, int at, int x, int y, int64_t groups
     static const char *const head_names[] = {"head", NULL};
     fc_arena *arena = v->s->arena;
     const char *g = fc_search_axis(v->s, groups, group_names), *d = "d";
-    sketch k = {.count = 0};
+    fc_sketch k = {.count = 0};
     fc_recipe_op op = {.kind = FC_OP_SPLIT, .dim = at + 1, .sizes = list_sizes(v, at, x, y, groups * head)};
     d = head > 1 ? fc_search_axis(v->s, head, head_names) : "";
     FC_NEED(g && d && op.sizes, v->err, NULL);
@@ -451,7 +405,7 @@ static fc_code solve_merged(const solver *old, int at, int64_t count) {
     FC_NEED(op.left && op.right, v.err, NULL);
     for (int x = 0; x < v.ndim && !v.puzzle->found; x++) { /* 0: nothing is exchanged */
         for (int y = x ? x + 1 : v.ndim - 1; y < v.ndim && !v.puzzle->found; y++) {
-            sketch k = {.count = 0};
+            fc_sketch k = {.count = 0};
             add_op(&k, op);
             add_transpose(&k, x ? x : -1, y);
             FC_TRY(fits_part(&v, 0, x ? x : -1, x ? y : -1, &differs) && differs < 0 ? finish(&v, k) : FC_OK);
@@ -460,7 +414,8 @@ static fc_code solve_merged(const solver *old, int at, int64_t count) {
     return FC_OK;
 }
 
-fc_code fc_search_operations(fc_search *s, fc_puzzle *puzzle, fc_error *err) {
+/* Tries the layouts that are usual. */
+static fc_code try_usual(fc_search *s, fc_puzzle *puzzle, fc_error *err) {
     const fc_match *m = puzzle->match;
     const fc_tensor *one = m->one->tensor;
     const fc_thing *part = m->many[0];
@@ -496,4 +451,9 @@ fc_code fc_search_operations(fc_search *s, fc_puzzle *puzzle, fc_error *err) {
         FC_TRY(one->shape[d] % part->counts[0] == 0 ? solve_merged(&v, d, part->counts[0]) : FC_OK);
     }
     return FC_OK;
+}
+
+fc_code fc_search_operations(fc_search *s, fc_puzzle *puzzle, fc_error *err) {
+    FC_TRY(try_usual(s, puzzle, err));
+    return puzzle->found ? FC_OK : fc_search_derive(s, puzzle, err);
 }

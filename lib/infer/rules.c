@@ -83,25 +83,6 @@ static fc_code join_class(maker *m, size_t index, bool literal) {
     return FC_OK;
 }
 
-/* Of several classes with the same names in A, only the largest has variables. */
-static fc_code find_owners(maker *m) {
-    for (size_t c = 0; c < m->nclasses; c++) {
-        const fc_match *match = &m->s->matches[m->classes[c].first];
-        for (int i = 0; i < (match->reverse ? match->nmany : 1); i++) {
-            const char *name = match->reverse ? match->many[i]->skeleton : match->one->skeleton;
-            const size_t at = fc_name_table_put(m->owners, name, strlen(name), c);
-            FC_NEED(at != FC_NO_NAME, m->err, NULL);
-            if (at != c && m->classes[at].count >= m->classes[c].count) {
-                m->classes[c].literal = true;
-            } else if (at != c) {
-                m->classes[at].literal = true;
-                fc_name_table_set(m->owners, name, strlen(name), c);
-            }
-        }
-    }
-    return FC_OK;
-}
-
 /* ---- variables ---- */
 
 /* Whether slot `j` of part `p` is slot `i` of the one tensor plus `offset`, in all matches of the class. */
@@ -211,6 +192,35 @@ static const char *spell_pattern(const maker *m, const plan *v, const fc_thing *
         slot++;
     }
     return text;
+}
+
+/* ---- owners ---- */
+
+/* The names of a tensor of A in a class: the pattern that its rule would have. */
+static const char *names_in_a(const maker *m, const class *c, int part) {
+    plan v;
+    const fc_match *match = &m->s->matches[c->first];
+    const fc_thing *t = match->reverse ? match->many[part] : match->one;
+    return make_plan(m, c, &v) ? spell_pattern(m, &v, t, match->reverse ? part : LITERAL) : t->skeleton;
+}
+
+/* Of several classes with the same names in A, only the largest has variables. */
+static fc_code find_owners(maker *m) {
+    for (size_t c = 0; c < m->nclasses; c++) {
+        const fc_match *match = &m->s->matches[m->classes[c].first];
+        for (int i = 0; i < (match->reverse ? match->nmany : 1); i++) {
+            const char *name = names_in_a(m, &m->classes[c], i);
+            const size_t at = name ? fc_name_table_put(m->owners, name, strlen(name), c) : FC_NO_NAME;
+            FC_NEED(at != FC_NO_NAME, m->err, NULL);
+            if (at != c && m->classes[at].count >= m->classes[c].count) {
+                m->classes[c].literal = true;
+            } else if (at != c) {
+                m->classes[at].literal = true;
+                fc_name_table_set(m->owners, name, strlen(name), c);
+            }
+        }
+    }
+    return FC_OK;
 }
 
 static fc_code add_guess(fc_search *s, const fc_recipe_rule *rule, const char *why, fc_error *err) {

@@ -70,6 +70,7 @@ typedef struct fc_search {
     fc_work_options work;
     const char **dropped, **guesses;
     size_t ndropped, nguesses, dropped_capacity, guess_capacity;
+    uint64_t same; /**< elements of B's tensors that have the same values as some of A's */
     fc_arena *arena;
 } fc_search;
 

@@ -21,10 +21,14 @@ typedef struct slots {
     int count;
 } slots;
 
-/* How often a name occurs with another last number, which has letters before it: weight0, weight1. */
+/* Numbers that are only part of a word: one that ends the name (weight0, weight1), and the first (encoderblock_0). */
+typedef enum part_of_word { NO_PART = 0, PART_LAST = 1, PART_FIRST = 2 } part_of_word;
+
+/* How often a name occurs with other numbers of this kind. */
 typedef struct ending {
     size_t count;
     uint64_t most;
+    bool zero; /* one is 0 */
 } ending;
 
 typedef struct maker {
@@ -36,19 +40,16 @@ typedef struct maker {
     fc_error *err;
 } maker;
 
-static bool is_digit(char c) {
-    return c >= '0' && c <= '9';
-}
-
-/* Finds the numbers between dots, and with `with_last` one that ends the name. */
-static void find_slots(const char *name, bool with_last, slots *out) {
+/* Finds the numbers between dots, and those that are part of a word: PART_LAST, PART_FIRST or both. */
+static void find_slots(const char *name, int parts, slots *out) {
     out->count = 0;
     for (size_t i = 0; name[i];) {
         const size_t len = strspn(name + i, "0123456789");
         const bool starts = i == 0 || name[i - 1] == '.', ends = name[i + len] == '.' || !name[i + len];
-        const bool whole = starts && ends, last = with_last && !name[i + len];
+        const bool whole = starts && ends, last = parts & PART_LAST && !name[i + len];
+        const bool first = parts & PART_FIRST && ends && i > 0 && name[i - 1] == '_' && out->count == 0;
         const bool zeros = len > 1 && name[i] == '0';
-        if (len > 0 && len < 16 && !zeros && (whole || last) && out->count < FC_SEARCH_SLOTS) {
+        if (len > 0 && len < 16 && !zeros && (whole || last || first) && out->count < FC_SEARCH_SLOTS) {
             out->at[out->count] = i;
             out->len[out->count] = len;
             out->numbers[out->count++] = strtoull(name + i, NULL, 10);
@@ -80,55 +81,70 @@ static size_t buffer_size(const char *name) {
     return strlen(name) + MOST_NAME + (FC_SEARCH_SLOTS * 24);
 }
 
-/* ---- numbers that end a name ---- */
+/* ---- numbers that are part of a word ---- */
 
-static bool ends_in_digits(const char *name) {
-    const size_t len = strlen(name);
-    return len > 0 && is_digit(name[len - 1]);
+/* Finds such a number. @return whether the name has one; then `number` is it. */
+static bool find_part(const char *name, part_of_word part, slots *n, uint64_t *number) {
+    slots without;
+    find_slots(name, NO_PART, &without);
+    find_slots(name, part, n);
+    *number = n->count > 0 ? n->numbers[part == PART_LAST ? n->count - 1 : 0] : 0;
+    return n->count > without.count && (part == PART_LAST || n->at[0] < (without.count ? without.at[0] : SIZE_MAX));
 }
 
-/* The key of the names that differ only in numbers, also in the one that ends them. */
-static fc_code ending_key(const maker *m, const char *name, slots *n, const char **key, size_t *len) {
-    char *text = fc_arena_alloc(m->s->arena, buffer_size(name));
+/* The key of the names that differ only in numbers, also in these. */
+static fc_code part_key(const maker *m, const char *name, part_of_word part, const slots *n, const char **key,
+                        size_t *len) {
+    char *text = fc_arena_alloc(m->s->arena, buffer_size(name) + 1);
     FC_NEED(text, m->err, m->side->checkpoint->path);
-    find_slots(name, true, n);
-    *len = write_skeleton(name, n, 0, false, text);
+    text[0] = part == PART_LAST ? 'l' : 'f';
+    *len = 1 + write_skeleton(name, n, 0, false, text + 1);
     *key = text;
+    return FC_OK;
+}
+
+static fc_code count_part(maker *m, const char *name, part_of_word part) {
+    const char *key = NULL;
+    size_t len = 0;
+    uint64_t number;
+    slots n;
+    if (!find_part(name, part, &n, &number)) {
+        return FC_OK;
+    }
+    FC_TRY(part_key(m, name, part, &n, &key, &len));
+    const size_t at = fc_name_table_put(m->endings, key, len, m->nended);
+    FC_NEED(at != FC_NO_NAME, m->err, m->side->checkpoint->path);
+    m->nended += at == m->nended;
+    ending *e = &m->ended[at];
+    e->count++;
+    e->most = number > e->most ? number : e->most;
+    e->zero = e->zero || number == 0;
     return FC_OK;
 }
 
 static fc_code count_endings(maker *m) {
     for (size_t i = 0; i < m->side->count; i++) {
-        const char *name = m->side->tensors[i]->name, *key = NULL;
-        size_t len = 0;
-        slots n;
-        if (!ends_in_digits(name)) {
-            continue;
-        }
-        FC_TRY(ending_key(m, name, &n, &key, &len));
-        const size_t at = fc_name_table_put(m->endings, key, len, m->nended);
-        FC_NEED(at != FC_NO_NAME, m->err, m->side->checkpoint->path);
-        m->nended += at == m->nended;
-        ending *e = &m->ended[at];
-        e->count++;
-        e->most = n.count && n.numbers[n.count - 1] > e->most ? n.numbers[n.count - 1] : e->most;
+        FC_TRY(count_part(m, m->side->tensors[i]->name, PART_LAST));
+        FC_TRY(count_part(m, m->side->tensors[i]->name, PART_FIRST));
     }
     return FC_OK;
 }
 
-/* Finds the numbers of a name. One that ends it counts only if all smaller ones occur as often. */
+/* Finds the numbers of a name. One that is part of a word counts only if all smaller ones occur as often. */
 static fc_code find_numbers(const maker *m, const char *name, slots *n) {
-    find_slots(name, false, n);
-    if (ends_in_digits(name)) {
+    static const part_of_word kinds[] = {PART_LAST, PART_FIRST};
+    int parts = NO_PART;
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
         const char *key = NULL;
         size_t len = 0;
-        slots more;
-        FC_TRY(ending_key(m, name, &more, &key, &len));
-        const ending *e = &m->ended[fc_name_table_find(m->endings, key, len)];
-        if (more.count > n->count && e->most > 0 && e->count % (e->most + 1) == 0) {
-            *n = more;
+        uint64_t number;
+        if (find_part(name, kinds[i], n, &number)) {
+            FC_TRY(part_key(m, name, kinds[i], n, &key, &len));
+            const ending *e = &m->ended[fc_name_table_find(m->endings, key, len)];
+            parts |= e->zero && e->most > 0 && e->count % (e->most + 1) == 0 ? (int)kinds[i] : NO_PART;
         }
     }
+    find_slots(name, parts, n);
     return FC_OK;
 }
 
@@ -236,7 +252,7 @@ fc_code fc_search_things(fc_search *s, fc_side *side, fc_error *err) {
                .side = side,
                .endings = fc_name_table_new(s->arena, side->count),
                .families = fc_name_table_new(s->arena, side->count),
-               .ended = fc_arena_calloc(s->arena, side->count + 1, sizeof *m.ended),
+               .ended = fc_arena_calloc(s->arena, 2 * side->count + 1, sizeof *m.ended),
                .err = err};
     FC_NEED(m.endings && m.families && m.ended, err, side->checkpoint->path);
     FC_TRY(count_endings(&m));

@@ -21,6 +21,8 @@ OTHER_SIZES = [("torchtitan-llama3", "torchtitan-llama3", {"num_attention_heads"
                ("megatron-llama", "megatron-llama", {"num_attention_heads": 28, "head_dim": 2}),
                ("litgpt-llama", "litgpt-llama", {"num_attention_heads": 6, "num_key_value_heads": 1, "head_dim": 4}),
                ("litgpt-pythia", "litgpt-neox", {"num_attention_heads": 2}), ("meta-llama", "meta-llama", {"num_attention_heads": 2})]
+# Of other packages (tests/corpus/make_pairs.py): the number of rules, which is that of all names without the layers.
+PAIRS = {"lens-gpt2": 17, "timm-flax-vit": 20, "whisper": 51}
 MORE_LAYERS = [("transformers-mixtral", "transformers-mixtral"), ("transformers-qwen-moe", "transformers-qwen-moe"),
                ("megatron-qwen-moe", "megatron-qwen-moe"), ("olmo-core", "olmo-core"), ("nanogpt", "nanogpt")]
 
@@ -116,6 +118,59 @@ class Infer(harness.Case):
         self.assertIn({"drop": "lm_head.weight", "same_as": "tok_embeddings.weight"}, found["rules"])
         found = self.find("megatron-dist-deepseek")
         self.assertIn({"add": "model.layers.{0+num_hidden_layers}.shared_head.head.weight", "same_as": "lm_head.weight"}, found["rules"])
+
+    def test_pairs_of_other_packages(self):
+        for name, count in PAIRS.items():
+            here = os.path.join(RECIPES, "..", "pairs", name)
+            for a, b in (("a", "b"), ("b", "a")):
+                with self.subTest(name, a=a):
+                    a, b = (os.path.join(here, side + ".safetensors") for side in (a, b))
+                    p = self.run_tool("recipes", "--infer", a, b, "-o", "mine.json", "--force")
+                    self.assertEqual(p.returncode, 0, p.stderr)
+                    self.assertIn(f"proven: {count} rules make all", p.stderr)
+                    self.assertEqual(self.convert(a, "mine.json", "--config", here), safetensors_file.read(b))
+
+    def test_operations_are_derived(self):
+        here = os.path.join(RECIPES, "..", "pairs")
+        rules = json.loads(self.ok("recipes", "--infer", os.path.join(here, "lens-gpt2", "a.safetensors"),
+                                   os.path.join(here, "lens-gpt2", "b.safetensors"), "-q"))["rules"]
+        self.assertIn({"from": "transformer.h.{n}.attn.c_attn.weight",
+                       "to": ["blocks.{n}.attn.W_Q", "blocks.{n}.attn.W_K", "blocks.{n}.attn.W_V"],
+                       "operations": [{"chunk": 1}, {"rearrange": "a (heads c) -> heads a c"}]}, rules)
+        rules = json.loads(self.ok("recipes", "--infer", os.path.join(here, "timm-flax-vit", "a.safetensors"),
+                                   os.path.join(here, "timm-flax-vit", "b.safetensors"), "-q"))["rules"]
+        self.assertIn({"from": "embedding.kernel", "to": "patch_embed.proj.weight", "operations": {"rearrange": "a b c d -> d c a b"}}, rules)
+        self.assertIn("Transformer.encoderblock_{n}.LayerNorm_0.scale", [rule["from"] for rule in rules])
+
+    def test_zeros_from_nowhere(self):
+        tensors = safetensors_file.read(side("torchtitan-llama3", "to"))
+        safetensors_file.write(self.path("b.safetensors"), {**tensors, "lm_head.bias": ("F32", [4], b"\0" * 16)})
+        p = self.run_tool("recipes", "--infer", side("torchtitan-llama3", "from"), "b.safetensors")
+        self.assertEqual(p.returncode, 1, p.stderr)
+        self.assertIn("not explained: lm_head.bias of b.safetensors; all of it is zero\n", p.stderr)
+
+    def test_halves_that_change_places(self):
+        """The language has no operation for it, but the values are the same: that is not said to be another model."""
+        tensors = safetensors_file.read(side("torchtitan-llama3", "to"))
+        big = {n: (d, s, b[len(b) // 2:] + b[:len(b) // 2]) for n, (d, s, b) in tensors.items()}
+        safetensors_file.write(self.path("b.safetensors"), big)
+        p = self.run_tool("recipes", "--infer", side("torchtitan-llama3", "from"), "b.safetensors")
+        self.assertEqual(p.returncode, 1)
+        self.assertNotIn("not the same weights", p.stderr)
+        self.assertIn("not explained: lm_head.weight of b.safetensors", p.stderr)
+
+    def test_a_finetuned_model_is_another_one(self):
+        tensors = safetensors_file.read(side("torchtitan-llama3", "to"))
+        for share, code in ((1.0, "these are not the same weights: 0.0 %"), (0.1, "not proven: ")):
+            changed = {}
+            for k, (name, (dtype, shape, data)) in enumerate(sorted(tensors.items())):
+                data = bytearray(data)
+                data[0] ^= k < share * len(tensors)
+                changed[name] = (dtype, shape, bytes(data))
+            safetensors_file.write(self.path("b.safetensors"), changed)
+            p = self.run_tool("recipes", "--infer", side("torchtitan-llama3", "from"), "b.safetensors")
+            self.assertEqual(p.returncode, 1, p.stderr)
+            self.assertIn(code, p.stderr)
 
     def test_what_is_found_is_told(self):
         p = self.run_tool("recipes", "--infer", side("meta-llama", "from"), side("meta-llama", "to"), "-o", "m.json")

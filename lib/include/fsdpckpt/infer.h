@@ -19,7 +19,7 @@ typedef struct fc_unexplained {
     const fc_tensor *tensor;
     bool in_a;           /**< of A, else of B */
     const char *nearest; /**< the tensor of the other side, of the same shape, whose name is most alike; NULL: none */
-    const char *why;     /**< of a proposal: why the only rule for it does not fit; NULL: there is none */
+    const char *why;     /**< why no rule fits; NULL: unknown */
     bool differs;        /**< whether `first` is the first element at which the two differ */
     uint64_t first;
 } fc_unexplained;
@@ -29,7 +29,7 @@ typedef struct fc_infer_report {
     size_t rules;
     size_t tensors;             /**< of B */
     size_t explained;           /**< of these: the recipe makes them bit for bit */
-    uint64_t elements, agree;   /**< of B, and of the tensors that the recipe makes */
+    uint64_t elements, agree;   /**< of B, and of its tensors that have the same values as some of A's, in any order */
     const char *const *dropped; /**< tensors of A that the recipe leaves out */
     size_t ndropped;
     const char *const *guesses; /**< lines about names that are interchangeable */
