@@ -39,7 +39,10 @@ FAMILIES = {"torchtitan-qwen3-5": ("torchtitan-qwen3-5", []),
             "megatron-gemma2": ("megatron-llama", []), "megatron-gemma3": ("megatron-llama", []),
             "megatron-nemotron": ("megatron-llama", []), "megatron-gpt-oss": ("megatron-gpt-oss", []),
             "megatron-qwen2-5-vl": ("megatron-qwen2-5-vl", []), "megatron-qwen3-vl": ("megatron-qwen3-vl", []),
-            "megatron-qwen3-vl-moe": ("megatron-qwen3-vl", [])}
+            "megatron-qwen3-vl-moe": ("megatron-qwen3-vl", []),
+            "torchtitan-kimi-k2": ("torchtitan-deepseek-v3", []), "torchtitan-kimi-k2-5": ("torchtitan-kimi-k2-5", []),
+            "transformers-glm4-moe": ("transformers-deepseek-v3", []), "transformers-minimax-m2": ("transformers-mixtral", []),
+            "transformers-qwen3-next": ("transformers-qwen-moe", [])}
 # Models that mbridge loaded into GPTModels on several ranks, by make_megatron_models.py.
 DISTRIBUTED = [("llama", "megatron-llama"), ("qwen3-moe", "megatron-qwen-moe"), ("qwen2-moe", "megatron-qwen-moe"),
                ("mixtral", "megatron-mixtral"), ("mixtral-single", "megatron-mixtral"), ("deepseek", "megatron-deepseek-v3"),
@@ -88,10 +91,12 @@ def halved(tensors, name):
 
 
 def takers(case, name, side):
-    """The shipped recipes with a pattern that matches the name of a tensor."""
+    """The shipped recipes with a pattern that matches the name of a tensor, of any model."""
     found = []
     for recipe in (line.split()[0] for line in case.ok("recipes").splitlines()):
         for rule in json.loads(case.ok("recipes", recipe))["rules"]:
+            if "model_type" in rule.get("when", ""):
+                continue  # for another model
             patterns = rule.get(side, rule.get("drop") if side == "from" else None) or []
             for p in [patterns] if isinstance(patterns, str) else patterns:
                 if re.fullmatch(re.sub(r"\\{[^{}]*\\}", r"\\d+", re.escape(p)), name):

@@ -75,6 +75,25 @@ def titan_qwen35(folder, moe):
         "moe", "_moe"), "text_config": t, "vision_config": VISION, "tie_word_embeddings": False})
 
 
+def titan_kimi(folder, vision):
+    """Kimi K2.5, which is DeepSeek-V3 with a vision encoder; without one it is Kimi K2."""
+    from torchtitan.models import kimi_k2_7
+    from torchtitan.models.common import ComplexRoPE
+    rope = ComplexRoPE.Config(dim=4, max_seq_len=64, theta=10000.0)
+    layers = kimi_k2_7._build_kimi_layers(
+        n_layers=2, n_dense_layers=1, dim=16, n_heads=4, q_lora_rank=8, kv_lora_rank=8, qk_nope_head_dim=4, qk_rope_head_dim=4,
+        v_head_dim=4, mscale=0.7, dense_hidden_dim=24, moe_hidden_dim=12, num_experts=4, num_shared_experts=1, router_top_k=2,
+        router_score_func="sigmoid", attn_backend="flex", moe_comm_backend="standard", non_blocking_capacity_factor=None, rope=rope)
+    encoder = kimi_k2_7._vision_encoder_config(dim=8, ffn_dim=12, num_layers=1, num_heads=2, patch_size=2, init_pos_emb_height=2,
+                                               init_pos_emb_width=2, text_hidden_size=16) if vision else None
+    config = make_recipes.titan_model(kimi_k2_7.KimiK25Model.Config, layers, rope, False, vision_encoder=encoder)
+    state, hf = make_recipes.titan_pair(kimi_k2_7.KimiK25StateDictAdapter, config)
+    sizes = {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 4, "vocab_size": 32}
+    write(folder, state, hf, {"architectures": ["KimiK25ForConditionalGeneration"], "model_type": "kimi_k25", "text_config": {
+        **sizes, "model_type": "kimi_k2"}, "vision_config": {"patch_size": 2}} if vision else {
+            "architectures": ["DeepseekV3ForCausalLM"], "model_type": "kimi_k2", **sizes})
+
+
 ATTENTION = ["self_attention.linear_qkv.layer_norm_weight", "self_attention.linear_qkv.weight", "self_attention.linear_proj.weight"]
 LATENT = ["input_layernorm.weight", *["self_attention.linear_%s.weight" % n for n in (
     "q_down_proj", "q_up_proj", "kv_down_proj", "kv_up_proj", "proj")],
@@ -217,6 +236,8 @@ SMALL = {**make_recipes.SMALL, "vocab_size": 32}
 CASES = {
     "torchtitan-qwen3-5": lambda f: titan_qwen35(f, False),
     "torchtitan-qwen3-5-moe": lambda f: titan_qwen35(f, True),
+    "torchtitan-kimi-k2": lambda f: titan_kimi(f, False),
+    "torchtitan-kimi-k2-5": lambda f: titan_kimi(f, True),
     "megatron-kimi-k2": lambda f: bridge(
         f, ("deepseek.deepseek_v3_bridge", "DeepSeekV3Bridge"), "DeepseekV3ForCausalLM",
         {**make_recipes.EXPERTS, **make_recipes.MLA, "model_type": "kimi_k2", "n_group": 1, "head_dim": 4, "num_nextn_predict_layers": 0},
@@ -243,6 +264,12 @@ CASES = {
     "megatron-qwen3-vl-moe": lambda f: qwen_vl(
         f, ("qwen_vl.qwen3_vl_bridge", "Qwen3VLMoEBridge"), "Qwen3VLMoe", "qwen3_vl_moe", {**VISION, "deepstack_visual_indexes": [0]},
         "vision_model.", [*ATTENTION, *HEAD_NORMS, *ROUTED], **make_recipes.EXPERTS),
+    "transformers-glm4-moe": lambda f: make_recipes.fused_experts(f, "Glm4Moe", {
+        **make_recipes.EXPERTS, "n_routed_experts": 4, "n_shared_experts": 1, "n_group": 1, "topk_group": 1,
+        "first_k_dense_replace": 1, "use_qk_norm": True, "attention_bias": True}),
+    "transformers-minimax-m2": lambda f: make_recipes.fused_experts(f, "MiniMaxM2", {
+        k: v for k, v in make_recipes.EXPERTS.items() if k != "num_experts"}),
+    "transformers-qwen3-next": lambda f: make_recipes.fused_experts(f, "Qwen3Next", DELTA_MOE),
 }
 
 if __name__ == "__main__":

@@ -219,7 +219,7 @@ def fused_experts(folder, model, config):
     with tempfile.TemporaryDirectory() as tmp:
         made.save_pretrained(tmp)
         write(folder, made.state_dict(), load_file(os.path.join(tmp, "model.safetensors")),
-              {**LLAMA, "model_type": made.config.model_type, **config})
+              {**LLAMA, "architectures": [model + "ForCausalLM"], "model_type": made.config.model_type, **config})
 
 
 def titan_02(folder, family, model, arguments, config):
