@@ -161,10 +161,8 @@ static fc_code check_direction(const proposer *p) {
 static bool mentions_other_size(const proposer *p, const known *k, const fc_recipe_rule *rule) {
     for (size_t i = 0; i < k->written->nsizes; i++) {
         const fc_recipe_size *size = &k->written->sizes[i];
-        bool differs = false, mentioned = false;
-        for (size_t o = 0; o < rule->nops; o++) {
-            mentioned = mentioned || fc_search_mentions(&rule->ops[o], size->name);
-        }
+        bool differs = false;
+        const bool mentioned = fc_search_mentions(rule, size->name);
         for (size_t n = 0; n < p->s.recipe.nsizes && mentioned; n++) {
             const fc_recipe_size *mine = &p->s.recipe.sizes[n];
             for (size_t e = 0; strcmp(mine->name, size->name) == 0 && !differs; e++) {

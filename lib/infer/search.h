@@ -139,8 +139,8 @@ const char *fc_search_axis(fc_search *s, int64_t value, const char *const *names
 /** @return an expression for a number; NULL: out of memory. */
 const char *fc_search_expression(fc_search *s, int64_t value);
 
-/** @return whether an operation has a size as a word. */
-bool fc_search_mentions(const fc_recipe_op *op, const char *size);
+/** @return whether the condition or an operation of a rule has a size as a word. */
+bool fc_search_mentions(const fc_recipe_rule *rule, const char *size);
 
 /** Writes the recipe. @return NULL: out of memory. */
 const char *fc_search_text(const fc_search *s);

@@ -23,10 +23,14 @@ static bool has_word(const char *text, const char *name) {
     return false;
 }
 
-bool fc_search_mentions(const fc_recipe_op *op, const char *name) {
-    bool found = has_word(op->left, name) || has_word(op->right, name);
-    for (const char *const *t = op->sizes; t && *t && !found; t++) {
-        found = has_word(*t, name);
+bool fc_search_mentions(const fc_recipe_rule *rule, const char *name) {
+    bool found = has_word(rule->when, name);
+    for (size_t i = 0; i < rule->nops && !found; i++) {
+        const fc_recipe_op *op = &rule->ops[i];
+        found = has_word(op->left, name) || has_word(op->right, name);
+        for (const char *const *t = op->sizes; t && *t && !found; t++) {
+            found = has_word(*t, name);
+        }
     }
     return found;
 }
@@ -34,10 +38,8 @@ bool fc_search_mentions(const fc_recipe_op *op, const char *name) {
 /* Whether the rules or a size that they mention have the name. */
 static bool is_used(const fc_search *s, const char *name, int depth) { // NOLINT(misc-no-recursion): three levels
     for (size_t r = 0; r < s->recipe.nrules; r++) {
-        for (size_t i = 0; i < s->recipe.rules[r].nops; i++) {
-            if (fc_search_mentions(&s->recipe.rules[r].ops[i], name)) {
-                return true;
-            }
+        if (fc_search_mentions(&s->recipe.rules[r], name)) {
+            return true;
         }
     }
     for (size_t i = 0; i < s->recipe.nsizes && depth < 3; i++) {
