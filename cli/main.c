@@ -13,6 +13,9 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <locale.h>
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -288,6 +291,10 @@ static bool hold_standard_descriptors(void) {
 }
 
 int main(int argc, char **argv) {
+#ifdef __GLIBC__
+    /* Its threshold would rise to the size of the arenas' blocks, and then freed arenas would stay in the heap. */
+    mallopt(M_MMAP_THRESHOLD, 512 << 10);
+#endif
     fc_error err = {FC_OK, ""};
     if (!hold_standard_descriptors()) {
         return FC_EIO;

@@ -23,7 +23,7 @@
 #include <string.h>
 
 static const char shard[] = "/shard_"; /* in the keys of megatron-core's sharded objects */
-static const char content[] = "content_metadata";
+static const char content[] = "content_metadata", no_state[] = "[null]";
 
 enum { MOST_GROUPED = 4096 }; /* experts in one tensor, each of which gets an object */
 
@@ -134,16 +134,26 @@ static fc_code keep_value(fc_dist_adapting *a, const fc_target_tensor *w) {
 fc_code fc_dist_add_text(fc_dist_adapting *a, const char *name, const fc_path *path, const char *json) {
     static const fc_object object = {.encoding = FC_OBJECT_VALUE};
     fc_arena *arena = a->out->arena;
+    fc_tensor t = {.name = name, .dtype = FC_OPAQUE, .ndim = 1, .object = &object};
+    const fc_path_element flat = {.key = name};
+    const fc_path_element *own = path ? path->elements : fc_arena_copy(arena, &flat, 1, sizeof flat);
+    FC_NEED(own && name && (!path || fc_path_copy(arena, path, &t.path)), a->err, a->source->path);
+    t.path = path ? t.path : (fc_path){own, 1};
+    const fc_origin *last = a->last ? a->last->detail : NULL;
+    if (last && last->text == json) { /* objects that differ in their names only */
+        t.shape = a->last->shape;
+        t.chunks = a->last->chunks;
+        t.nchunks = a->last->nchunks;
+        t.detail = last;
+        return add_value(a, &t);
+    }
     struct made {
+        fc_tensor tensor;
         fc_origin origin;
-        fc_path_element path;
         fc_chunk chunk;
         int64_t dims[2], shape;
     } *m = fc_arena_calloc(arena, 1, sizeof *m);
-    fc_tensor t = {.name = name, .dtype = FC_OPAQUE, .ndim = 1, .object = &object};
-    FC_NEED(m && name && (!path || fc_path_copy(arena, path, &t.path)), a->err, a->source->path);
-    m->path.key = name;
-    t.path = path ? t.path : (fc_path){&m->path, 1};
+    FC_NEED(m, a->err, a->source->path);
     m->origin = (fc_origin){.kind = FC_ORIGIN_TEXT, .text = json};
     m->shape = m->dims[1] = (int64_t)strlen(json);
     m->chunk = (fc_chunk){.dims = m->dims, .rank = FC_NO_RANK};
@@ -151,6 +161,8 @@ fc_code fc_dist_add_text(fc_dist_adapting *a, const char *name, const fc_path *p
     t.chunks = &m->chunk;
     t.nchunks = a->source->format->layout_only ? 0 : 1;
     t.detail = &m->origin;
+    m->tensor = t;
+    a->last = &m->tensor;
     return add_value(a, &t);
 }
 
@@ -173,7 +185,7 @@ static fc_code add_extra_state(fc_dist_adapting *a, const fc_dist_stack *s, int6
                                        shard, at, of);
     FC_NEED(name, a->err, a->source->path);
     const bool known = fc_name_table_find(a->names, name, strlen(name)) != FC_NO_NAME; /* another recipe has kept it */
-    return known ? FC_OK : fc_dist_add_text(a, name, NULL, "[null]"); /* megatron-core stores a list of the object */
+    return known ? FC_OK : fc_dist_add_text(a, name, NULL, no_state); /* megatron-core stores a list of the object */
 }
 
 /* The module of a weight that is a linear layer, or NULL. */
@@ -347,9 +359,7 @@ static fc_code adapt(fc_checkpoint **source, const fc_selection *how, fc_arena *
     fc_dist_layers layers = {0};
     FC_TRY(fc_target_new(*source, how, arena, &target, &counts, err));
     *left_out += counts.left_out;
-    fc_target_tensor *kept = fc_arena_calloc(arena, target.ntensors + 1, sizeof *kept);
-    FC_NEED(kept, err, (*source)->path);
-    fc_dist_drop_lists(&target, kept);
+    fc_dist_drop_lists(&target);
     changed = target;
     if (!has_keys(&target)) {
         const fc_selection all = {0};
@@ -360,7 +370,7 @@ static fc_code adapt(fc_checkpoint **source, const fc_selection *how, fc_arena *
         FC_TRY(apply_recipe(source, &target, &layers, arena, err));
         FC_TRY(*source == before ? FC_OK : fc_target_new(*source, &all, arena, &changed, &counts, err));
     }
-    fc_dist_adapting a = {.source = *source, .names = fc_name_table_new(arena, changed.ntensors), .err = err};
+    fc_dist_adapting a = {.source = *source, .names = fc_name_table_new(arena, 2 * target.ntensors), .err = err};
     FC_NEED(a.names, err, (*source)->path);
     FC_TRY(fc_derived_new(&adapted_kind, source, 1, &a.out, err));
     a.out->mesh = a.source->mesh;

@@ -10,7 +10,8 @@ typedef struct fc_dist_adapting {
     fc_checkpoint *source, *out;
     fc_tensor *values; /* from malloc */
     size_t count, capacity;
-    fc_name_table *names; /* of the values */
+    fc_name_table *names;  /* of the values */
+    const fc_tensor *last; /* the object that fc_dist_add_text made last */
     fc_error *err;
 } fc_dist_adapting;
 
@@ -22,8 +23,8 @@ fc_code fc_dist_keep(fc_dist_adapting *a, const fc_tensor *value, const char *na
 fc_code fc_dist_add_text(fc_dist_adapting *a, const char *name, const fc_path *path, const char *json);
 
 /** Leaves out of a target the lists of the parameters of the optimizer's groups, unless parameters have numbers there.
- *  @param kept room for all values of the target */
-void fc_dist_drop_lists(fc_target *target, fc_target_tensor *kept);
+ */
+void fc_dist_drop_lists(fc_target *target);
 
 /**
  * Adds the optimizer of `target`, whose values have torch's names, as megatron-core's distributed optimizer stores it.

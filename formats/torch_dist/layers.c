@@ -5,10 +5,12 @@
 #include "torch_dist/torch_dist.h"
 
 #include "base/file_name.h"
+#include "base/grow.h"
 #include "base/name_table.h"
 #include "fsdpckpt/try.h"
 #include "megatron/rules.h"
 
+#include <stdio.h>
 #include <string.h>
 
 enum { MOST_LAYERS = 1 << 20 };
@@ -68,31 +70,6 @@ static const char *grouped_module(fc_arena *arena, const char *rest) {
     return fc_arena_printf(arena, "%.*sexperts.linear_fc%c.weight", (int)(n - strlen("weight1")), rest, rest[n - 1]);
 }
 
-static fc_code split_parameter(const char *name, bool fuse, fc_arena *arena, fc_dist_parameter *out, bool *is,
-                               fc_error *err) {
-    layer_at at;
-    size_t digits = 0, end = 0;
-    *is = find_layer(name, &at);
-    if (!*is) {
-        return FC_OK;
-    }
-    const char *rest = name + at.rest, *pattern = rest;
-    *out = (fc_dist_parameter){.module = rest, .prefix = at.prefix, .layer = at.number, .expert = -1};
-    const fc_mg_expert kind = fc_mg_expert_of(rest, &digits, &end, &out->expert);
-    out->grouped = out->transposed = kind == MG_ALL_EXPERTS;
-    out->expert = kind == MG_ONE_EXPERT ? out->expert : -1;
-    if (kind == MG_ONE_EXPERT) {
-        pattern = fc_arena_printf(arena, "%.*s{e}%s", (int)digits, rest, rest + end);
-        out->module = expert_module(arena, rest, digits, end);
-    } else if (kind == MG_ALL_EXPERTS) {
-        out->module = grouped_module(arena, rest);
-    } else if (fuse) {
-        out->module = fused_norm(arena, rest);
-    }
-    out->from = pattern ? fc_arena_printf(arena, "%.*s{n}.%s", (int)at.prefix, name, pattern) : NULL;
-    return out->from && out->module ? FC_OK : fc_no_memory(err, NULL);
-}
-
 /* Whether the model has norms of Megatron's own layers before a fused q, k and v. */
 static bool has_own_norms(const fc_target *target) {
     bool norm = false, qkv = false;
@@ -106,35 +83,92 @@ static bool has_own_norms(const fc_target *target) {
     return norm && qkv;
 }
 
-/* The tables by which names are found while layers are counted. */
+/* What is found while layers are counted. */
 typedef struct counting {
     fc_dist_layers *out;
+    fc_arena *arena; /* owns the result */
     fc_name_table *kinds, *stacks;
+    size_t kind_capacity, stack_capacity;
+    char *text; /* the pattern of the last parameter */
+    size_t room;
+    bool fuse; /* whether norms get the keys of fused ones */
+    fc_error *err;
 } counting;
 
-static void count_parameter(const counting *c, const fc_target_tensor *w, const fc_dist_parameter *p, size_t *kind) {
+/* Finds the kind of a parameter by its pattern, or SIZE_MAX. `rest[digits:end]` is the number of its expert. */
+static fc_code find_kind(counting *c, const char *name, const fc_dist_parameter *p, size_t digits, size_t end,
+                         size_t *kind) {
+    const char *rest = p->module;
+    const size_t needed = strlen(name) + sizeof "{n}.{e}";
+    FC_NEED(fc_arena_grow(c->arena, &c->text, &c->room, 0, needed, 1), c->err, NULL);
+    snprintf(c->text, c->room, "%.*s{n}.%.*s%s%s", (int)p->prefix, name, (int)digits, rest, p->expert >= 0 ? "{e}" : "",
+             rest + end);
+    *kind = fc_name_table_find(c->kinds, c->text, strlen(c->text));
+    return FC_OK;
+}
+
+/* Adds the kind of a parameter that has a new pattern. */
+static fc_code add_kind(counting *c, const fc_dist_parameter *p, size_t digits, size_t end, const fc_tensor *tensor,
+                        size_t *kind) {
     fc_dist_layers *l = c->out;
-    const size_t stack = fc_name_table_put(c->stacks, w->name, p->prefix, l->nstacks);
-    fc_dist_stack *s = &l->stacks[stack];
-    if (stack == l->nstacks) {
-        const bool predicts = p->prefix == sizeof prediction - 1 && strncmp(w->name, prediction, p->prefix) == 0;
-        *s = (fc_dist_stack){.prefix = w->name, .length = p->prefix, .alike = !predicts};
+    fc_dist_parameter own = *p;
+    own.from = fc_arena_strndup(c->arena, c->text, strlen(c->text));
+    own.module = p->expert >= 0 ? expert_module(c->arena, p->module, digits, end)
+                 : p->grouped   ? grouped_module(c->arena, p->module)
+                 : c->fuse      ? fused_norm(c->arena, p->module)
+                                : p->module;
+    FC_NEED(own.from && own.module &&
+                fc_arena_grow(c->arena, &l->kinds, &c->kind_capacity, l->nkinds, l->nkinds + 1, sizeof *l->kinds),
+            c->err, NULL);
+    *kind = fc_name_table_put(c->kinds, own.from, strlen(own.from), l->nkinds);
+    FC_NEED(*kind != FC_NO_NAME, c->err, NULL);
+    l->kinds[l->nkinds++] = (fc_dist_kind){.like = own, .first = tensor};
+    return FC_OK;
+}
+
+/* Finds the layers that a parameter belongs to, and counts its own. */
+static fc_code find_stack(counting *c, const char *name, const fc_dist_parameter *p, size_t *stack) {
+    fc_dist_layers *l = c->out;
+    *stack = fc_name_table_put(c->stacks, name, p->prefix, l->nstacks);
+    FC_NEED(*stack != FC_NO_NAME &&
+                fc_arena_grow(c->arena, &l->stacks, &c->stack_capacity, l->nstacks, l->nstacks + 1, sizeof *l->stacks),
+            c->err, NULL);
+    fc_dist_stack *s = &l->stacks[*stack];
+    if (*stack == l->nstacks) {
+        const bool predicts = p->prefix == sizeof prediction - 1 && strncmp(name, prediction, p->prefix) == 0;
+        *s = (fc_dist_stack){.prefix = name, .length = p->prefix, .alike = !predicts};
         l->nstacks++;
     }
     s->layers = p->layer >= s->layers ? p->layer + 1 : s->layers;
-    *kind = fc_name_table_put(c->kinds, p->from, strlen(p->from), l->nkinds);
-    fc_dist_kind *k = &l->kinds[*kind];
-    if (*kind == l->nkinds) {
-        *k = (fc_dist_kind){.like = *p, .first = w->source, .stack = stack};
-        l->nkinds++;
+    return FC_OK;
+}
+
+static fc_code count_parameter(counting *c, const fc_target_tensor *w, const layer_at *at, fc_dist_parameter *p,
+                               size_t *kind) {
+    const char *rest = w->name + at->rest;
+    size_t digits = 0, end = 0, stack = 0;
+    *p = (fc_dist_parameter){.module = rest, .prefix = at->prefix, .layer = at->number, .expert = -1};
+    const fc_mg_expert expert = fc_mg_expert_of(rest, &digits, &end, &p->expert);
+    p->grouped = p->transposed = expert == MG_ALL_EXPERTS;
+    if (expert != MG_ONE_EXPERT) {
+        p->expert = -1;
+        digits = end = 0;
     }
+    FC_TRY(find_kind(c, w->name, p, digits, end, kind));
+    FC_TRY(*kind == FC_NO_NAME ? add_kind(c, p, digits, end, w->source, kind) : FC_OK);
+    FC_TRY(find_stack(c, w->name, p, &stack));
+    fc_dist_kind *k = &c->out->kinds[*kind];
+    p->from = k->like.from;
+    p->module = k->like.module;
+    k->stack = stack;
     k->count++;
     k->experts = p->expert >= k->experts ? p->expert + 1 : k->experts;
     k->layers = p->layer >= k->layers ? p->layer + 1 : k->layers;
     if (!fc_same_sizes(k->first->ndim, k->first->shape, w->source->ndim, w->source->shape) ||
         k->first->dtype != w->source->dtype) {
-        s->alike = false;
+        c->out->stacks[stack].alike = false;
     }
+    return FC_OK;
 }
 
 static void compare_layers(fc_dist_layers *l) {
@@ -148,22 +182,21 @@ static void compare_layers(fc_dist_layers *l) {
 
 fc_code fc_dist_find_layers(const fc_target *target, fc_arena *arena, fc_dist_layers *out, fc_error *err) {
     const size_t n = target->ntensors + 1;
-    const bool fuse = has_own_norms(target);
-    *out = (fc_dist_layers){.kinds = fc_arena_calloc(arena, n, sizeof *out->kinds),
-                            .stacks = fc_arena_calloc(arena, n, sizeof *out->stacks),
-                            .kind_of = fc_arena_calloc(arena, n, sizeof *out->kind_of),
+    *out = (fc_dist_layers){.kind_of = fc_arena_calloc(arena, n, sizeof *out->kind_of),
                             .parameters = fc_arena_calloc(arena, n, sizeof *out->parameters)};
-    const counting c = {out, fc_name_table_new(arena, n), fc_name_table_new(arena, n)};
-    FC_NEED(out->kinds && out->stacks && out->kind_of && out->parameters && c.kinds && c.stacks, err, NULL);
+    counting c = {.out = out,
+                  .arena = arena,
+                  .kinds = fc_name_table_new(arena, 0),
+                  .stacks = fc_name_table_new(arena, 0),
+                  .fuse = has_own_norms(target),
+                  .err = err};
+    FC_NEED(out->kind_of && out->parameters && c.kinds && c.stacks, err, NULL);
     for (size_t i = 0; i < target->ntensors; i++) {
         const fc_target_tensor *w = &target->tensors[i];
-        bool is = false;
+        layer_at at;
         out->kind_of[i] = SIZE_MAX;
-        if (!w->source->object && !fc_dist_is_state(w->name)) {
-            FC_TRY(split_parameter(w->name, fuse, arena, &out->parameters[i], &is, err));
-        }
-        if (is) {
-            count_parameter(&c, w, &out->parameters[i], &out->kind_of[i]);
+        if (!w->source->object && !fc_dist_is_state(w->name) && find_layer(w->name, &at)) {
+            FC_TRY(count_parameter(&c, w, &at, &out->parameters[i], &out->kind_of[i]));
         }
     }
     compare_layers(out);

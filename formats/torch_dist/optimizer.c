@@ -178,18 +178,21 @@ static bool is_list(const fc_target_tensor *w, const fc_optim_name *n) {
     return strncmp(key, "params", strlen("params")) == 0 || strcmp(key, "param_names") == 0;
 }
 
-void fc_dist_drop_lists(fc_target *target, fc_target_tensor *kept) {
+void fc_dist_drop_lists(fc_target *target) {
+    fc_target_tensor *kept = (fc_target_tensor *)(uintptr_t)target->tensors; /* of the target's own arena */
     size_t count = 0;
     for (size_t i = 0; i < target->ntensors; i++) {
         const fc_optim_name n = fc_optim_name_of(&target->tensors[i]);
         if (n.kind == FC_OPTIM_STATE && n.is_number) {
             return;
         }
+    }
+    for (size_t i = 0; i < target->ntensors; i++) {
+        const fc_optim_name n = fc_optim_name_of(&target->tensors[i]);
         if (n.kind != FC_OPTIM_GROUP || !is_list(&target->tensors[i], &n)) {
             kept[count++] = target->tensors[i];
         }
     }
-    target->tensors = kept;
     target->ntensors = count;
 }
 

@@ -277,8 +277,7 @@ static fc_code build_tensors(fc_recipe_builder *b) {
     }
     FC_TRY(add_copies(b));
     FC_TRY(fc_recipe_add_states(b));
-    FC_TRY(check_names(b));
-    return fc_derived_set_tensors(b->out, b->tensors, b->count, b->err);
+    return check_names(b);
 }
 
 /* Says what the recipe does not restore. */
@@ -319,8 +318,9 @@ fc_code fc_recipe_apply(fc_checkpoint *source, const fc_target *target, const fc
         free(b.groups[i].states);
     }
     free(b.groups);
-    free(b.tensors);
     fc_arena_free(b.scratch);
+    rc = rc == FC_OK ? fc_derived_set_tensors(b.out, b.tensors, b.count, err) : rc;
+    free(b.tensors);
     if (rc != FC_OK) {
         fc_checkpoint_close(b.out);
         return rc;

@@ -66,7 +66,7 @@ static fc_code add_chunk(builder *b, const fc_part *part, size_t index) {
     }
     memcpy(dims + 2 * ndim, part->sbase, (size_t)sdims * sizeof *dims);
     b->chunks[b->count] = chunk;
-    b->places[b->count++] = (fc_recipe_place){b->steps, dims + 2 * ndim, index};
+    b->places[b->count++] = (fc_recipe_place){part->source, b->steps, dims + 2 * ndim, index};
     return FC_OK;
 }
 
@@ -175,20 +175,28 @@ static fc_code walk_part(builder *b, const fc_part *part) { // NOLINT(misc-no-re
     return part->source ? add_halves(b, part) : add_chunk(b, part, 0);
 }
 
-static fc_code begin_part(builder *b, const fc_part *part) {
-    fc_recipe_steps *steps = fc_arena_calloc(b->arena, 1, sizeof *steps);
-    FC_NEED(steps, b->err, b->source->path);
-    steps->source = part->source;
+/* Sets the steps of a part. Most parts of a tensor have the same. */
+static fc_code set_steps(builder *b, const fc_part *part) {
+    fc_recipe_steps steps = {.sstep = {0}};
+    bool same = b->steps;
     for (int d = 0; d < FC_PART_DIMS; d++) {
-        steps->sdim[d] = -1;
+        steps.sdim[d] = -1;
     }
     for (int a = 0; a < part->naxes; a++) {
         if (part->axes[a].tstep == 1) {
-            steps->sdim[part->axes[a].tdim] = part->axes[a].sdim;
-            steps->sstep[part->axes[a].tdim] = part->axes[a].sstep;
+            steps.sdim[part->axes[a].tdim] = part->axes[a].sdim;
+            steps.sstep[part->axes[a].tdim] = part->axes[a].sstep;
         }
     }
-    b->steps = steps;
+    for (int d = 0; d < FC_PART_DIMS && same; d++) {
+        same = steps.sdim[d] == b->steps->sdim[d] && steps.sstep[d] == b->steps->sstep[d];
+    }
+    b->steps = same ? b->steps : fc_arena_copy(b->arena, &steps, 1, sizeof steps);
+    return b->steps ? FC_OK : fc_no_memory(b->err, b->source->path);
+}
+
+static fc_code begin_part(builder *b, const fc_part *part) {
+    FC_TRY(set_steps(b, part));
     if (part->source && part->source != b->known.tensor) {
         fc_coverage_free(b->known.coverage);
         b->known = (lookup){part->source, NULL};

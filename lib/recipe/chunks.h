@@ -7,13 +7,13 @@
 
 /** The dimension of the source that each dimension of a chunk follows, and the step along it. */
 typedef struct fc_recipe_steps {
-    const fc_tensor *source;     /**< NULL: zeros */
     int sdim[FC_PART_DIMS];      /**< -1: the chunk has size 1 */
     int64_t sstep[FC_PART_DIMS]; /**< in elements of that dimension */
 } fc_recipe_steps;
 
 /** Where a chunk of a tensor of parts is in its source. */
 typedef struct fc_recipe_place {
+    const fc_tensor *source; /**< NULL: zeros */
     const fc_recipe_steps *steps;
     const int64_t *at; /**< the element of the source that is the chunk's first */
     size_t chunk;      /**< of the source */

@@ -13,13 +13,13 @@
 static const fc_tensor *locate_box(const fc_tensor *tensor, size_t index, size_t *chunk) {
     const fc_recipe_place *p = &((const fc_recipe_origin *)tensor->detail)->places[index];
     *chunk = p->chunk;
-    return p->steps->source;
+    return p->source;
 }
 
 /* The elements are some of the source chunk's, whose strides were checked, so nothing can overflow. */
 static void place_box(const fc_tensor *tensor, size_t index, fc_extent *extent) {
     const fc_recipe_place *p = &((const fc_recipe_origin *)tensor->detail)->places[index];
-    const fc_tensor *from = p->steps->source;
+    const fc_tensor *from = p->source;
     int64_t strides[FC_PART_DIMS] = {0}, first = 0;
     for (int d = 0; d < from->ndim; d++) {
         first += (p->at[d] - from->chunks[p->chunk].dims[d]) * extent->strides[d];
@@ -63,7 +63,7 @@ static fc_code check_boxes(const fc_checkpoint *checkpoint, const fc_comm *comm,
         const fc_tensor *t = &checkpoint->tensors[i];
         const fc_recipe_origin *o = t->detail;
         for (size_t k = 0; o->from.kind == FC_ORIGIN_PLACED && k < t->nchunks; k++) {
-            const fc_tensor *from = o->places[k].steps->source;
+            const fc_tensor *from = o->places[k].source;
             if (from && from != last) {
                 FC_TRY(check_tensor(source, from, err));
             }

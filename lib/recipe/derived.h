@@ -9,7 +9,7 @@
 
 /** fc_tensor.detail of a value. */
 typedef struct fc_recipe_origin {
-    fc_origin from;                /**< a computed value without `gathered` is a copy that is not tied to its tensor */
+    fc_origin from;                /**< a computed value has `gathered` */
     const fc_recipe_place *places; /**< one per chunk of a placed value */
     fc_gathered *gathered;         /**< of a value whose boxes are gathered in memory */
 } fc_recipe_origin;

@@ -84,7 +84,7 @@ static bool is_same_number(const fc_recipe_binding *a, const fc_recipe_binding *
 
 /* Binds a variable; a second occurrence must stand for the same number. */
 static bool bind(fc_recipe_bindings *b, const char *variable, size_t len, const char *digits, size_t ndigits) {
-    fc_recipe_binding made = {variable, digits, len, ndigits, 0};
+    fc_recipe_binding made = {variable, digits, (uint32_t)len, (uint32_t)ndigits, 0}; /* of patterns and names */
     const fc_recipe_binding *old = fc_recipe_bound(b, variable, len);
     const uint64_t offset = offset_of(variable, len);
     if (fc_recipe_number_of(&made) < offset) {
@@ -181,7 +181,7 @@ const char *fc_recipe_spell(const char *pattern, const fc_recipe_bindings *b, fc
 static fc_code place_offset(const fc_recipe *recipe, const char *variable, size_t len, const char *close,
                             const char **out, bool *known, fc_arena *arena, fc_error *err) {
     const char *expression = fc_arena_strndup(arena, variable + len + 1, (size_t)(close - variable) - len - 1);
-    const fc_recipe_binding literal = {.digits = variable, .ndigits = strspn(variable, "0123456789")};
+    const fc_recipe_binding literal = {.digits = variable, .ndigits = (uint32_t)strspn(variable, "0123456789")};
     int64_t value = 0;
     FC_NEED(expression, err, NULL);
     *out = expression;

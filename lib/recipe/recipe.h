@@ -111,7 +111,7 @@ enum { FC_RECIPE_VARIABLES = 4 };
 /** A variable of a pattern, such as {n}, and the digits that it stands for. Both are borrowed. */
 typedef struct fc_recipe_binding {
     const char *name, *digits;
-    size_t name_len, ndigits;
+    uint32_t name_len, ndigits;
     uint64_t offset; /**< the variable is the digits minus this: 61 in {n+61} */
 } fc_recipe_binding;
 

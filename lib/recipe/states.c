@@ -102,7 +102,7 @@ fc_code fc_recipe_begin_states(fc_recipe_builder *b) {
     fc_recipe_states *s = fc_arena_calloc(b->scratch, 1, sizeof *s);
     FC_NEED(s, b->err, b->source->path);
     b->states = s;
-    s->kinds = fc_name_table_new(b->scratch, b->target->ntensors + 1);
+    s->kinds = fc_name_table_new(b->scratch, 0);
     s->lists = fc_arena_calloc(b->scratch, b->target->ntensors + 1, sizeof *s->lists);
     return s->kinds && s->lists ? fc_recipe_number_parameters(b) : fc_recipe_no_memory(b);
 }
