@@ -10,7 +10,7 @@ import safetensors_file
 
 RECIPES = os.path.join(harness.CORPUS, "..", "recipes")
 # Not found: a matrix that becomes the weight of a convolution; experts that are stacked, interleaved and transposed.
-UNFOUND = {"torchtitan-qwen3-5", "torchtitan-qwen3-5-moe", "torchtitan-kimi-k2-5", "megatron-gpt-oss"}
+UNFOUND = {"torchtitan-qwen3-5", "torchtitan-qwen3-5-moe", "torchtitan-kimi-k2-5"}
 FOLDERS = sorted(f for f in os.listdir(RECIPES) if os.path.exists(os.path.join(RECIPES, f, "from.safetensors")) and f not in UNFOUND)
 # What the other direction cannot make again: tensors that the converter drops, and a norm that has two names in A.
 ONE_WAY = {"meta-llama", "megatron-dist-deepseek", "megatron-dist-glm4-5", "megatron-glm4-5-air",
