@@ -166,44 +166,45 @@ static fc_code try_resize(const solver *v, int dim) {
     return finish(v, k);
 }
 
-/* Divides one dimension in two, or merges two: "(experts d) -> experts d". */
-static fc_code try_reshape(const solver *v, int at, bool divide) {
-    const int64_t *part = v->parts[0], outer = divide ? part[at] : v->shape[at];
-    const char *axis = fc_search_axis(v->s, outer, merged_names);
-    FC_NEED(axis, v->err, NULL);
-    const char *inner = fc_arena_printf(v->s->arena, "%s d", axis),
-               *closed = fc_arena_printf(v->s->arena, "(%s d)", axis);
-    FC_NEED(inner && closed, v->err, NULL);
+/* Divides one dimension into `count`, or merges as many, two at a time: "(experts d) -> experts d". */
+static fc_code try_reshape(const solver *v, int at, int count, bool divide) {
+    const int64_t *sizes = (divide ? v->parts[0] : v->shape) + at;
     fc_sketch k = {.count = 0};
-    if (divide) {
-        FC_TRY(add_rearrange(v, &k, at, closed, inner));
-    } else {
-        solver merged = *v;
-        merged.ndim--;
-        FC_TRY(add_rearrange(&merged, &k, at, inner, closed));
+    int64_t outer = 1;
+    for (int i = 0; i + 1 < count; i++) {
+        solver step = *v;
+        step.ndim = divide ? v->ndim + i : v->ndim - 1 - i;
+        outer = divide ? sizes[i] : outer * sizes[i]; /* at most the size of the one dimension */
+        const char *axis = fc_search_axis(v->s, outer, merged_names);
+        FC_NEED(axis, v->err, NULL);
+        const char *inner = fc_arena_printf(v->s->arena, "%s d", axis),
+                   *closed = fc_arena_printf(v->s->arena, "(%s d)", axis);
+        FC_NEED(inner && closed, v->err, NULL);
+        FC_TRY(add_rearrange(&step, &k, divide ? at + i : at, divide ? closed : inner, divide ? inner : closed));
     }
     return finish(v, k);
 }
 
-/* The shapes differ in that one has a dimension for two of the other. */
+/* The shapes differ in that one has several dimensions for one of the other. */
 static fc_code try_reshapes(const solver *v) {
-    const int64_t *large = v->ndim > v->part_dims ? v->shape : v->parts[0];
-    const int64_t *small = v->ndim > v->part_dims ? v->parts[0] : v->shape;
-    const int least = v->ndim > v->part_dims ? v->part_dims : v->ndim;
-    for (int at = 0; at < least && !v->puzzle->found; at++) {
-        bool fits = small[at] == large[at] * large[at + 1];
+    const bool divide = v->ndim < v->part_dims;
+    const int64_t *large = divide ? v->parts[0] : v->shape, *small = divide ? v->shape : v->parts[0];
+    const int least = divide ? v->ndim : v->part_dims, more = divide ? v->part_dims - v->ndim : v->ndim - v->part_dims;
+    for (int at = 0; at < least && !v->puzzle->found && more < FC_SKETCH_OPS; at++) {
+        int64_t product = 1;
+        fc_numel(more + 1, large + at, &product); /* part of a tensor's shape, so it does not overflow */
+        bool fits = small[at] == product;
         for (int d = 0; d < least && fits; d++) {
-            fits = d == at || small[d] == large[d + (d > at)];
+            fits = d == at || small[d] == large[d > at ? d + more : d];
         }
-        FC_TRY(fits ? try_reshape(v, at, v->ndim < v->part_dims) : FC_OK);
+        FC_TRY(fits ? try_reshape(v, at, more + 1, divide) : FC_OK);
     }
     return FC_OK;
 }
 
 static fc_code solve_one(const solver *v) {
     int differs = -1;
-    const int apart = v->ndim - v->part_dims;
-    if (v->base == 0 && (apart == 1 || apart == -1)) {
+    if (v->base == 0 && v->ndim != v->part_dims) {
         return try_reshapes(v);
     }
     if (fits_part(v, 0, -1, -1, &differs) && differs < 0) {
