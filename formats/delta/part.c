@@ -137,8 +137,9 @@ typedef struct maker {
     const fc_selection *selection;
 } maker;
 
-fc_delta_encoding fc_delta_choose_encoding(fc_delta_encoding wanted, uint64_t xor_bytes, uint64_t overwrite_bytes,
-                                           bool can_overwrite) {
+/* Chooses the encoding with the smaller frames, of those that all changed tensors have. */
+static fc_delta_encoding choose_encoding(fc_delta_encoding wanted, uint64_t xor_bytes, uint64_t overwrite_bytes,
+                                         bool can_overwrite) {
     const bool smaller = can_overwrite && overwrite_bytes < xor_bytes;
     return wanted != FC_DELTA_AUTO ? wanted : smaller ? FC_DELTA_OVERWRITE : FC_DELTA_XOR;
 }
@@ -150,8 +151,8 @@ static fc_code make_content(void *context, const char *scratch, fc_delta_content
     FC_TRY(fc_delta_part_add(&m->part, m->old, m->changed, m->selection, err));
     fc_delta_part_size(&m->part, FC_DELTA_XOR, &sizes[FC_DELTA_XOR]);
     const bool can_overwrite = fc_delta_part_size(&m->part, FC_DELTA_OVERWRITE, &sizes[FC_DELTA_OVERWRITE]);
-    *content = content_of(&m->part, fc_delta_choose_encoding(m->part.how.encoding, sizes[FC_DELTA_XOR],
-                                                             sizes[FC_DELTA_OVERWRITE], can_overwrite));
+    *content = content_of(
+        &m->part, choose_encoding(m->part.how.encoding, sizes[FC_DELTA_XOR], sizes[FC_DELTA_OVERWRITE], can_overwrite));
     return FC_OK;
 }
 

@@ -20,6 +20,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { ALIGNMENT = 8, BLOCK = 256 << 10 };
 
@@ -126,15 +127,16 @@ out:
     return rc;
 }
 
-/* Writes a file: its text, then frames. @param c NULL: no frames follow */
+/* Writes a file: its text, then frames. @param c NULL: no frames follow. @param sync whether it must be on the disk */
 static fc_code write_file(const char *folder, const char *name, const char *text, size_t size,
-                          const fc_delta_content *c, fc_error *err) {
+                          const fc_delta_content *c, bool sync, fc_error *err) {
     char *path = NULL;
     int fd = -1;
     fc_code rc;
     FC_TRY_GOTO(create_file(folder, name, &path, &fd, err), rc, out);
     FC_TRY_GOTO(fc_pwrite_full(fd, text, size, 0, path, err), rc, out);
-    rc = c ? copy_frames(fd, path, size, c, err) : FC_OK;
+    FC_TRY_GOTO(c ? copy_frames(fd, path, size, c, err) : FC_OK, rc, out);
+    rc = sync && fsync(fd) != 0 ? fc_fail_errno(err, errno, "%s: fsync", path) : FC_OK;
 out:
     rc = fc_close_written(fd, rc, path, err);
     free(path);
@@ -147,7 +149,7 @@ fc_code fc_delta_write_data(const char *folder, const fc_delta_content *c, unsig
     size_t size = 0;
     snprintf(name, sizeof name, DATA_NAME, file, files);
     fc_code rc = make_header(c, &header, &size, err);
-    rc = rc == FC_OK ? write_file(folder, name, header, size, c, err) : rc;
+    rc = rc == FC_OK ? write_file(folder, name, header, size, c, files > 1, err) : rc;
     free(header);
     return rc;
 }
@@ -159,7 +161,7 @@ fc_code fc_delta_write_index(const char *folder, const fc_delta_index *index, fc
     FC_NEED(out, err, folder);
     const bool good = put_index(out, index);
     fc_code rc = fclose(out) == 0 && good ? FC_OK : fc_no_memory(err, folder);
-    rc = rc == FC_OK ? write_file(folder, ST_INDEX_NAME, text, size, NULL, err) : rc;
+    rc = rc == FC_OK ? write_file(folder, ST_INDEX_NAME, text, size, NULL, false, err) : rc;
     free(text);
     return rc;
 }

@@ -201,6 +201,10 @@ def _is_mesh(value: Any) -> bool:
     return isinstance(value, Mapping) or _is_list(value) or hasattr(value, "mesh_dim_names")
 
 
+def _is_group(value: Any) -> bool:
+    return any(base.__name__ == "ProcessGroup" for base in type(value).__mro__)
+
+
 def _is_text(value: Any) -> bool:
     return isinstance(value, str)
 
@@ -238,4 +242,5 @@ _KINDS = {
     "Mapping[str, Any]": _Kind("a mapping", lambda value: isinstance(value, Mapping), _as_it_is),
     "HasStateDict": _Kind("a module", lambda value: callable(getattr(value, "state_dict", None)), _as_it_is),
     "MeshLike": _Kind("a mesh", _is_mesh, _as_it_is),
+    "ProcessGroup": _Kind("a process group", _is_group, _as_it_is),
 }

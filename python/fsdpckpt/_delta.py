@@ -32,6 +32,8 @@ def run_delta(
     if options["output"] is None:
         raise UsageError("delta: output= is missing")
     given = set(_given(options))
+    if any(_is_sharded(value) for side in operands if _is_state(side) for _, value in _leaves(side, ())):
+        return _write_with_ranks(old, new, options)
     if refused := sorted(given & set(_COMPUTED)):
         raise UsageError(f"{_keyword(refused[0])}: needs both sides on disk, and one is in memory")
     return _write(old, new, os.fspath(options["output"]), options, progress)
@@ -106,6 +108,18 @@ def _write(old: Any, new: Any, target: str, options: Mapping[str, Any], progress
     return Report("delta", members_of(target, counts, encoding, how.checksum, stored, time.monotonic() - started), True)
 
 
+def _write_with_ranks(old: Any, new: Any, options: Mapping[str, Any]) -> Report:
+    """Writes the delta of DTensors with the other ranks, which call this, too."""
+    from .torch import delta
+
+    given = _given(options)
+    if refused := sorted(given.keys() & {*_NAMES, *_ON_DISK, *_COMPUTED}):
+        raise UsageError(f"{_keyword(refused[0])}: the tensors of several ranks are taken as they are")
+    if not isinstance(new, Mapping):
+        raise UsageError("new= is a path, and old= has tensors of several ranks: pass both as state dicts")
+    return delta(old, new, given.pop("output"), **given)
+
+
 # ---- the sides ----
 
 
@@ -125,9 +139,8 @@ def _opened(which: str, side: Any, options: Mapping[str, Any], kept: list[Any]) 
     for name in _ON_DISK:
         if name.replace("-", "_") in words:
             raise UsageError(f"{_keyword(name)}: is about a checkpoint on disk, and {which}= is in memory")
-    leaves = list(tensors_of(side))
-    rows = rows_of(leaves, kept)
-    return _native.Checkpoint(label(which), rows=rows, **words), sum(1 for _ in _leaves(side, ())) - len(leaves)
+    rows = rows_of(list(tensors_of(side)), kept)
+    return _native.Checkpoint(label(which), rows=rows, **words), count_objects(side)
 
 
 def label(which: str) -> str:
@@ -136,14 +149,17 @@ def label(which: str) -> str:
 
 
 def tensors_of(side: Mapping[str, Any]) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """The tensors of a nested state dict, with their paths."""
+    """The tensors of a nested state dict, with their paths. One of an open checkpoint is read."""
     for path, value in _leaves(side, ()):
         if _is_masked(value):
             raise UsageError(f"tensor {_name(path)}: a masked array, and the mask would be lost: pass its .filled(), or its .data")
-        if _is_sharded(value):
-            raise UsageError(f"tensor {_name(path)}: this rank has a part of it; gather the tensor, or save the state dict first")
         if _is_tensor(value):
             yield path, value
+
+
+def count_objects(side: Mapping[str, Any]) -> int:
+    """How many values of a nested state dict are no tensors."""
+    return sum(not _is_tensor(value) for _, value in _leaves(side, ()))
 
 
 def rows_of(leaves: Sequence[tuple[tuple[Any, ...], Any]], kept: list[Any]) -> list[tuple[Any, ...]]:
@@ -162,7 +178,7 @@ def rows_of(leaves: Sequence[tuple[tuple[Any, ...], Any]], kept: list[Any]) -> l
 
 def _given(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options that are not at their defaults."""
-    return {name: value for name, value in options.items() if value not in (None, False, (), [])}
+    return {name: value for name, value in options.items() if value is not None and value is not False and value not in ((), [])}
 
 
 def _keyword(option: str) -> str:

@@ -176,16 +176,36 @@ def _torch_array(name: str, value: Any, kept: list[Any]) -> tuple[str, tuple[int
 
 def host_tensor(name: str, value: Any) -> Any:
     """The elements of a tensor in host memory: a copy only if they are elsewhere."""
+    return plain_tensor(name, value).cpu()
+
+
+def plain_tensor(name: str, value: Any) -> Any:
+    """A tensor as nothing but its elements, where they are."""
     if str(value.layout) != "torch.strided" or value.is_quantized:
         raise UnsupportedError(f"{name}: a sparse or quantized tensor; save its parts")
     if type(value).__name__ == "AsyncCollectiveTensor":
         value = value.wait()
     if not has_storage(value):
         raise UsageError(f"{name}: its storage is freed or too small for its shape; save it while it has its elements")
-    host = value.detach().cpu().resolve_conj().resolve_neg()
-    if type(host).__name__ != "Tensor":
-        raise UnsupportedError(f"{name}: a {type(host).__name__}, which is more than its elements; save its parts")
-    return host
+    plain = value.detach().resolve_conj().resolve_neg()
+    if type(plain).__name__ != "Tensor":
+        raise UnsupportedError(f"{name}: a {type(plain).__name__}, which is more than its elements; save its parts")
+    return plain
+
+
+def as_torch(value: Any) -> Any:
+    """Tensors of NumPy and of open checkpoints as those of PyTorch."""
+    import numpy as np
+    import torch
+
+    if isinstance(value, Tensor):
+        return value.torch()
+    if not isinstance(value, (np.ndarray, np.generic)):
+        return value
+    array = np.asarray(value)
+    array = np.ascontiguousarray(array, array.dtype.newbyteorder("=")).reshape(array.shape)
+    flat = torch.from_numpy(array.reshape(-1).view("u1"))
+    return flat.view(getattr(torch, torch_name(array.dtype))).reshape(array.shape)
 
 
 def has_storage(value: Any) -> bool:

@@ -63,6 +63,12 @@ def held_box(name: str, value: object) -> ChunkStorageMetadata | None:
     """The box of a DTensor that this rank holds, or None if PyTorch computes it well: without _StridedShard."""
     if not isinstance(value, DTensor) or not any(type(p).__name__ == "_StridedShard" for p in value.placements):
         return None
+    box = box_of(name, value)
+    return ChunkStorageMetadata(offsets=torch.Size(box[0]), sizes=torch.Size(box[1])) if box else None
+
+
+def box_of(name: str, value: DTensor) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """The offsets and sizes of what this rank holds of a DTensor, or None if it is not in the mesh."""
     mesh = value.device_mesh
     coordinate = mesh.get_coordinate()
     if coordinate is None:
@@ -76,7 +82,7 @@ def held_box(name: str, value: object) -> ChunkStorageMetadata | None:
     local = tuple(value.to_local().shape)
     if local != sizes:
         raise UsageError(f"tensor {name}: this rank holds the shape {local}, but FSDP2 on top of TP gives it {sizes}")
-    return ChunkStorageMetadata(offsets=torch.Size(offsets), sizes=torch.Size(sizes))
+    return offsets, sizes
 
 
 def _held_item(item: WriteItem, state: Mapping[str, Any]) -> WriteItem:

@@ -32,15 +32,17 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
-from . import _checkpoint, _native
+from . import _native
 from ._arguments import checked, threads
+from ._delta_ranks import delta
 from ._errors import Error, SystemFailure, UnsupportedError, UsageError, tell
+from ._save import as_torch
 from ._shards import Box, Element, Job, Value, find_layout
 from ._torch_chunks import NamedChunks, Resolver, directory_of
 from ._torch_planner import LoadPlanner, SavePlanner
 from ._torch_reader import HDF5Reader, Path, local_ranks
 
-__all__ = ["HDF5Reader", "HDF5Writer", "LoadPlanner", "SavePlanner"]
+__all__ = ["HDF5Reader", "HDF5Writer", "LoadPlanner", "SavePlanner", "delta"]
 
 
 _UNEVEN = "if FSDP2 and TP do not divide its rows evenly, pass planner=fsdpckpt.torch.SavePlanner()"
@@ -430,7 +432,7 @@ def save_shards(
     writer._format = to
     writer._trust_objects = trust_objects
     writer._paths = {name: elements for name, elements, _ in leaves}
-    state = {name: _as_torch(value) for name, _, value in leaves}
+    state = {name: as_torch(value) for name, _, value in leaves}
     try:
         metadata = save(state, storage_writer=writer, planner=SavePlanner(flatten_state_dict=False))
     except CheckpointException as error:
@@ -446,22 +448,6 @@ def save_shards(
         "data_bytes": size,
         "stored_bytes": size,
     }
-
-
-def _as_torch(value: Any) -> Any:
-    """Tensors of NumPy and of open checkpoints as those of PyTorch."""
-    import numpy as np
-
-    from ._dtypes import torch_name
-
-    if isinstance(value, _checkpoint.Tensor):
-        return value.torch()
-    if not isinstance(value, (np.ndarray, np.generic)):
-        return value
-    array = np.asarray(value)
-    array = np.ascontiguousarray(array, array.dtype.newbyteorder("=")).reshape(array.shape)
-    flat = torch.from_numpy(array.reshape(-1).view("u1"))
-    return flat.view(getattr(torch, torch_name(array.dtype))).reshape(array.shape)
 
 
 def _one_of(error: CheckpointException) -> BaseException:

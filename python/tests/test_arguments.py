@@ -43,7 +43,7 @@ WRONG = (
 def functions():
     """The functions and methods with arguments that people call, by name."""
     from fsdpckpt.pytest import assert_compatible
-    from fsdpckpt.torch import HDF5Reader, HDF5Writer
+    from fsdpckpt.torch import HDF5Reader, HDF5Writer, delta
 
     checkpoint = fsdpckpt.open(TRAIN)
     tensor = checkpoint["model.tok_embeddings.weight"]
@@ -59,6 +59,7 @@ def functions():
         "HDF5Reader.reset": HDF5Reader().reset,
         "HDF5Writer": HDF5Writer,
         "HDF5Writer.reset": HDF5Writer().reset,
+        "torch.delta": delta,
         "assert_compatible": assert_compatible,
     }
 

@@ -151,8 +151,9 @@ def save_plain(folder):
     return True
 
 
-def two_d_model():
-    """A small model under FSDP2 and tensor parallelism, with the state of its optimizer after a step."""
+def two_d_model(module=False):
+    """A small model under FSDP2 and tensor parallelism, with the state of its optimizer after a step. With `module`, the
+    model and the optimizer themselves."""
     import torch
     from torch.distributed.checkpoint.state_dict import get_state_dict
     from torch.distributed.device_mesh import init_device_mesh
@@ -170,6 +171,8 @@ def two_d_model():
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     model(torch.randn(4, 16)).sum().backward()
     optimizer.step()
+    if module:
+        return model, optimizer
     model_state, optimizer_state = get_state_dict(model, optimizer)
     return {"model": model_state, "optim": optimizer_state}
 

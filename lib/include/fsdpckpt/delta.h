@@ -103,11 +103,7 @@ const char *fc_delta_part_name(const fc_delta_part *part, size_t index);
 /** Adds up the frames of an encoding. @return whether every changed tensor has one. */
 bool fc_delta_part_size(const fc_delta_part *part, fc_delta_encoding encoding, uint64_t *bytes);
 
-/** Chooses an encoding for all parts. @param can_overwrite whether every changed tensor has such a frame. */
-fc_delta_encoding fc_delta_choose_encoding(fc_delta_encoding wanted, uint64_t xor_bytes, uint64_t overwrite_bytes,
-                                           bool can_overwrite);
-
-/** Writes data file `file` of `files`, counted from 1, to the directory `folder`. */
+/** Writes data file `file` of `files`, counted from 1, to the directory `folder`, and syncs it if there are several. */
 fc_code fc_delta_part_write(fc_delta_part *part, fc_delta_encoding encoding, const char *folder, unsigned file,
                             unsigned files, fc_error *err);
 
