@@ -241,6 +241,15 @@ void fc_derived_lend(fc_checkpoint *derived, const fc_checkpoint *source) {
     d->owned = false;
 }
 
+const fc_tensor *fc_derived_kept(const fc_checkpoint *derived, const fc_tensor *tensor, const fc_checkpoint *source) {
+    while (tensor && derived != source) {
+        const fc_origin *o = tensor->detail;
+        tensor = o->kind == FC_ORIGIN_KEPT ? o->tensor : NULL;
+        derived = first_of(derived);
+    }
+    return tensor;
+}
+
 fc_code fc_derived_set_tensors(fc_checkpoint *derived, const fc_tensor *tensors, size_t count, fc_error *err) {
     fc_tensor *kept = fc_arena_copy(derived->arena, tensors, count, sizeof *kept);
     FC_NEED(kept, err, derived->path);

@@ -77,6 +77,10 @@ void fc_derived_own(fc_checkpoint *derived);
 /** Lets fc_checkpoint_close of `derived`, which was made of `source` in one or more steps, not close `source`. */
 void fc_derived_lend(fc_checkpoint *derived, const fc_checkpoint *source);
 
+/** @return the tensor of `source` that a value of `derived`, which was made of `source` in one or more steps, is
+ * without a change; NULL: it is changed. */
+const fc_tensor *fc_derived_kept(const fc_checkpoint *derived, const fc_tensor *tensor, const fc_checkpoint *source);
+
 /** Gives `derived` a copy of a list of values that were made. */
 fc_code fc_derived_set_tensors(fc_checkpoint *derived, const fc_tensor *tensors, size_t count, fc_error *err);
 

@@ -92,7 +92,7 @@ static fc_code classify_pair(comparison *c, size_t index, fc_error *err) {
         item->result = FC_COMPARE_SHAPE; /* objects with other sizes; see compare_objects */
     } else if (!values_can_be_compared(c, item)) {
         item->result = FC_COMPARE_DTYPE;
-    } else if (elements == 0) {
+    } else if (elements == 0 || (c->options->same && c->options->same(c->options->context, a, b))) {
         item->result = FC_COMPARE_SAME;
     } else {
         FC_TRY(try_digests(c, item, &decided, err));

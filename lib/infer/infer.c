@@ -1,10 +1,11 @@
 /*
- * Finds a recipe: reads both sides once, matches their tensors, makes rules of the matches, writes the recipe, and
- * proves it: what it makes of A is compared with B, bit for bit.
+ * Finds a recipe: reads both sides, matches their tensors, makes rules of the matches, writes the recipe, and proves
+ * it: what it makes of A is compared with B, by the digests of tensors that it only renames, else bit for bit.
  */
 #include "fsdpckpt/infer.h"
 
 #include "base/grow.h"
+#include "derived/derived.h"
 #include "fsdpckpt/compare.h"
 #include "fsdpckpt/recipe.h"
 #include "fsdpckpt/try.h"
@@ -146,9 +147,23 @@ static fc_code make_target(const fc_search *s, fc_target *out, fc_error *err) {
     return FC_OK;
 }
 
+/* What is compared: what the recipe makes with B. */
+typedef struct proof {
+    const fc_search *search;
+    const fc_checkpoint *made;
+} proof;
+
+/* Whether the recipe keeps a tensor as it is in A, and the digests say that it is B's. */
+static bool is_proven(const void *context, const fc_tensor *made, const fc_tensor *b) {
+    const proof *p = context;
+    const fc_tensor *a = fc_derived_kept(p->made, made, p->search->source);
+    return a && fc_search_same_digest(p->search, a, b);
+}
+
 /* Compares what the recipe makes with B. @param explained receives, per tensor of B, whether it is equal. */
 static fc_code compare_made(const fc_search *s, const fc_checkpoint *made, bool *explained, fc_error *err) {
-    const fc_compare_options how = {.data = true, .work = s->work};
+    const proof p = {s, made};
+    const fc_compare_options how = {.data = true, .same = is_proven, .context = &p, .work = s->work};
     fc_compare_report report;
     FC_TRY(fc_compare(made, s->b.checkpoint, &how, s->arena, &report, err));
     if (report.damage != FC_OK) {

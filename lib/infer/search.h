@@ -38,8 +38,10 @@ typedef struct fc_side {
     size_t count;
     uint64_t (*sums)[FC_SEARCH_TYPES];
     unsigned *known;
-    bool *taken;      /**< per tensor: it is matched or dropped */
-    fc_thing *things; /**< first those of single tensors, in the order of `tensors` */
+    uint64_t *digests;       /**< CRC-64 of values of `checkpoint`, by their index; see `digested` */
+    unsigned char *digested; /**< by the same index; 0: the digest is unknown */
+    bool *taken;             /**< per tensor: it is matched or dropped */
+    fc_thing *things;        /**< first those of single tensors, in the order of `tensors` */
     size_t nthings, capacity;
     size_t *order; /**< the tensors of things */
     size_t norder, order_capacity;
@@ -74,8 +76,12 @@ typedef struct fc_search {
     fc_arena *arena;
 } fc_search;
 
-/** Hashes of all elements, added up: equal for the same elements in any order. Zeros count nothing. */
+/** Hashes of all elements, added up: equal for the same elements in any order. Zeros count nothing. A tensor that is
+ * the only one with its digest on each side has the digest instead. */
 fc_code fc_search_sums(fc_search *s, fc_error *err);
+
+/** @return whether the digests say that a tensor of A and one of B are equal. */
+bool fc_search_same_digest(const fc_search *s, const fc_tensor *a, const fc_tensor *b);
 
 /** Makes the things of one side. */
 fc_code fc_search_things(fc_search *s, fc_side *side, fc_error *err);

@@ -1,12 +1,16 @@
 /*
- * One pass over the data of a side: the sum of the hashes of the elements of each tensor. Sums of tensors add up to
- * that of the tensor that they are joined to, whatever the order of the elements. Zeros count nothing, so padding with
- * zeros does not change a sum.
+ * The sum of the hashes of the elements of each tensor. Sums of tensors add up to that of the tensor that they are
+ * joined to, whatever the order of the elements. Zeros count nothing, so padding with zeros does not change a sum.
+ * The first pass over the data of a side computes only the digest of a tensor that may be equal to one of the other
+ * side, which is faster. If it is equal to one, and to no other, it needs no sum. The rest is read again.
  */
+#include "base/crc.h"
 #include "fsdpckpt/box.h"
 #include "fsdpckpt/cast.h"
+#include "fsdpckpt/digest.h"
 #include "fsdpckpt/try.h"
 #include "infer/search.h"
+#include "integrity/tile_digest.h"
 #include "read/box.h"
 #include "read/scan.h"
 #include "read/stored_chunk.h"
@@ -16,11 +20,20 @@
 
 enum { BLOCK = 4096, SHORT = 1 << 16 };
 
+/* fc_side.digested: what the first pass does with a tensor. */
+enum { SUMMED = 0, DIGESTED = 1, RECORDED = 2 /* the checkpoint has the digest, with which the data is compared */ };
+
 typedef struct job {
     const fc_search *search;
     fc_side *side;
     const uint64_t *table; /* the hashes of 16-bit elements */
+    const size_t *items;   /* of the second pass: the tensors that still need sums; NULL: the first pass */
 } job;
+
+/* The tensors of both sides with the same digest, dtype and number of elements; the last of each side. */
+typedef struct copies {
+    size_t a, b, na, nb;
+} copies;
 
 typedef struct found {
     uint64_t sums[FC_SEARCH_TYPES];
@@ -86,10 +99,18 @@ static uint64_t sum_cast(const uint64_t *table, fc_dtype from, fc_dtype to, cons
     return sum;
 }
 
+static const fc_tensor *tensor_of(const job *j, size_t item) {
+    return j->side->tensors[j->items ? j->items[item] : item];
+}
+
+static unsigned char digested(const job *j, const fc_tensor *t) {
+    return j->items ? SUMMED : j->side->digested[t - j->side->checkpoint->tensors];
+}
+
 static fc_code sums_begin(void *context, fc_scan_item *item, fc_error *err) {
     static const int64_t origin[FC_MAX_DIMS];
     const job *j = context;
-    const fc_tensor *t = j->side->tensors[item->index];
+    const fc_tensor *t = tensor_of(j, item->index);
     (void)err;
     item->tensors[0] = t;
     item->box = (fc_box){t->ndim, origin, t->shape};
@@ -100,9 +121,16 @@ static fc_code sums_begin(void *context, fc_scan_item *item, fc_error *err) {
 static fc_code sums_look(void *context, const fc_scan_tile *tile, fc_error *err) {
     const job *j = context;
     const fc_search *s = j->search;
-    const fc_dtype dtype = tile->item->tensors[0]->dtype;
+    const fc_tensor *t = tile->item->tensors[0];
+    const fc_dtype dtype = t->dtype;
     found *f = tile->scratch;
-    (void)err;
+    if (digested(j, t) == DIGESTED && tile->times > 1) {
+        f->sums[0] = fc_repeat_digest(t, NULL, &tile->box, tile->bytes[0]).tensor;
+        return FC_OK;
+    }
+    if (digested(j, t) != SUMMED) {
+        return digested(j, t) == DIGESTED ? fc_box_digest_make(t, &tile->box, tile->bytes[0], &f->sums[0], err) : FC_OK;
+    }
     for (int i = 0; i < s->ntypes; i++) {
         f->sums[i] = 0;
         if (s->types[i] == dtype) {
@@ -117,8 +145,14 @@ static fc_code sums_look(void *context, const fc_scan_tile *tile, fc_error *err)
 static bool sums_add(void *context, const fc_scan_tile *tile) {
     const job *j = context;
     const found *f = tile->scratch;
+    const size_t index = tile->item->index;
+    const fc_tensor *t = tile->item->tensors[0];
+    if (digested(j, t) != SUMMED) {
+        j->side->digests[t - j->side->checkpoint->tensors] ^= digested(j, t) == DIGESTED ? f->sums[0] : 0;
+        return true;
+    }
     for (int i = 0; i < j->search->ntypes; i++) {
-        j->side->sums[tile->item->index][i] += f->sums[i];
+        j->side->sums[j->items ? j->items[index] : index][i] += f->sums[i];
     }
     return true;
 }
@@ -133,10 +167,12 @@ static unsigned known_types(const fc_search *s, const fc_side *side, fc_dtype dt
     return known;
 }
 
-static fc_code sum_side(const fc_search *s, fc_side *side, const uint64_t *table, fc_error *err) {
+/* Reads tensors: all in the first pass, which compares them with what the files record, else `count` of `items`. */
+static fc_code read_side(const fc_search *s, fc_side *side, const uint64_t *table, const size_t *items, size_t count,
+                         fc_error *err) {
     const fc_checkpoint *c = side->checkpoint;
-    job j = {.search = s, .side = side, .table = table};
-    fc_scan scan = {.count = side->count,
+    job j = {.search = s, .side = side, .table = table, .items = items};
+    fc_scan scan = {.count = count,
                     .sides = 1,
                     .checkpoints = {c},
                     .phase = FC_PHASE_READING,
@@ -146,9 +182,11 @@ static fc_code sum_side(const fc_search *s, fc_side *side, const uint64_t *table
                     .look = sums_look,
                     .add = sums_add};
     fc_code rc;
-    for (size_t i = 0; i < side->count; i++) {
-        side->known[i] = known_types(s, side, side->tensors[i]->dtype);
-        fc_scan_add_bytes(&scan.total, side->tensors[i]);
+    for (size_t i = 0; i < count; i++) {
+        fc_scan_add_bytes(&scan.total, tensor_of(&j, i));
+    }
+    if (items) {
+        return count > 0 ? fc_scan_run(&scan, &s->work, err) : FC_OK;
     }
     FC_TRY(fc_source_crc_new(c, c->tensors, c->ntensors, &scan.crcs[0], err));
     FC_TRY_GOTO(fc_scan_run(&scan, &s->work, err), rc, out);
@@ -158,6 +196,144 @@ out:
     return rc;
 }
 
+/* The first pass over a side. */
+static fc_code digest_side(const fc_search *s, fc_side *side, const uint64_t *table, fc_error *err) {
+    FC_TRY(read_side(s, side, table, NULL, side->count, err));
+    for (size_t i = 0; i < side->count; i++) {
+        const fc_tensor *t = side->tensors[i];
+        const size_t at = (size_t)(t - side->checkpoint->tensors);
+        uint64_t bytes = 0;
+        fc_scan_add_bytes(&bytes, t);
+        side->digests[at] =
+            side->digested[at] == DIGESTED ? fc_crc64_finish(side->digests[at], bytes) : side->digests[at];
+        side->known[i] = known_types(s, side, t->dtype);
+    }
+    return FC_OK;
+}
+
+/* The second pass over a side: those whose digest has not matched them. */
+static fc_code sum_rest(const fc_search *s, fc_side *side, const bool *twins, const uint64_t *table, fc_error *err) {
+    size_t *items = fc_arena_calloc(s->arena, side->count + 1, sizeof *items), count = 0;
+    FC_NEED(items, err, side->checkpoint->path);
+    for (size_t i = 0; i < side->count; i++) {
+        const size_t at = (size_t)(side->tensors[i] - side->checkpoint->tensors);
+        if (side->digested[at] != SUMMED && !twins[i]) {
+            items[count++] = i;
+        }
+    }
+    return read_side(s, side, table, items, count, err);
+}
+
+/* ---- tensors that are equal on both sides ---- */
+
+/* The dtype and the shape, as a key. */
+static fc_code make_shape_key(const fc_search *s, const fc_tensor *t, const char **key, size_t *len, fc_error *err) {
+    int64_t *words = fc_arena_calloc(s->arena, (size_t)t->ndim + 1, sizeof *words);
+    FC_NEED(words, err, NULL);
+    words[0] = t->dtype;
+    for (int d = 0; d < t->ndim; d++) {
+        words[d + 1] = t->shape[d];
+    }
+    *key = (const char *)words;
+    *len = ((size_t)t->ndim + 1) * sizeof *words;
+    return FC_OK;
+}
+
+/* Chooses the tensors that may be equal to one of the other side. One-dimensional ones are equal too easily. */
+static fc_code choose_digested(const fc_search *s, fc_side *side, const fc_side *other, fc_error *err) {
+    fc_name_table *shapes = fc_name_table_new(s->arena, other->count + 1);
+    const char *key = NULL;
+    size_t len = 0;
+    FC_NEED(shapes, err, NULL);
+    for (size_t i = 0; i < other->count; i++) {
+        FC_TRY(make_shape_key(s, other->tensors[i], &key, &len, err));
+        FC_NEED(fc_name_table_put(shapes, key, len, i) != FC_NO_NAME, err, NULL);
+    }
+    for (size_t i = 0; i < side->count; i++) {
+        const fc_tensor *t = side->tensors[i];
+        const size_t at = (size_t)(t - side->checkpoint->tensors);
+        fc_digest digest;
+        FC_TRY(make_shape_key(s, t, &key, &len, err));
+        if (t->ndim < 2 || fc_name_table_find(shapes, key, len) == FC_NO_NAME) {
+            continue;
+        }
+        FC_TRY(fc_checkpoint_digest(side->checkpoint, t, FC_WHOLE_TENSOR, &digest, err));
+        side->digested[at] = digest.kind == FC_DIGEST_CRC64 ? RECORDED : DIGESTED;
+        side->digests[at] = digest.kind == FC_DIGEST_CRC64 ? digest.value : 0;
+    }
+    return FC_OK;
+}
+
+bool fc_search_same_digest(const fc_search *s, const fc_tensor *a, const fc_tensor *b) {
+    const size_t i = (size_t)(a - s->a.checkpoint->tensors), k = (size_t)(b - s->b.checkpoint->tensors);
+    return s->a.digested[i] && s->b.digested[k] && s->a.digests[i] == s->b.digests[k] && a->dtype == b->dtype &&
+           fc_same_sizes(a->ndim, a->shape, b->ndim, b->shape);
+}
+
+static fc_code count_copies(const fc_search *s, const fc_side *side, fc_name_table *table, copies *all, size_t *count,
+                            fc_error *err) {
+    for (size_t i = 0; i < side->count; i++) {
+        const fc_tensor *t = side->tensors[i];
+        const size_t at = (size_t)(t - side->checkpoint->tensors);
+        uint64_t key[] = {side->digests[at], 0, t->dtype};
+        fc_scan_add_bytes(&key[1], t);
+        if (!side->digested[at]) {
+            continue;
+        }
+        const uint64_t *copy = fc_arena_copy(s->arena, key, 3, sizeof *key);
+        const size_t group = copy ? fc_name_table_put(table, (const char *)copy, sizeof key, *count) : FC_NO_NAME;
+        FC_NEED(group != FC_NO_NAME, err, NULL);
+        *count += group == *count;
+        *(side == &s->a ? &all[group].a : &all[group].b) = i;
+        *(side == &s->a ? &all[group].na : &all[group].nb) += 1;
+    }
+    return FC_OK;
+}
+
+/* The digest is the sum that only these two tensors have. */
+static void set_twin(const fc_search *s, fc_side *side, size_t index) {
+    const fc_tensor *t = side->tensors[index];
+    side->known[index] = 0;
+    for (int k = 0; k < s->ntypes; k++) {
+        if (s->types[k] == t->dtype) {
+            side->sums[index][k] = side->digests[t - side->checkpoint->tensors];
+            side->known[index] = 1U << k;
+        }
+    }
+}
+
+/* Finds the tensors that are the only ones with their digest on both sides. */
+static fc_code find_twins(fc_search *s, bool *twins_a, bool *twins_b, fc_error *err) {
+    fc_name_table *table = fc_name_table_new(s->arena, s->a.count + s->b.count + 1);
+    copies *all = fc_arena_calloc(s->arena, s->a.count + s->b.count + 1, sizeof *all);
+    size_t count = 0;
+    FC_NEED(table && all, err, NULL);
+    FC_TRY(count_copies(s, &s->a, table, all, &count, err));
+    FC_TRY(count_copies(s, &s->b, table, all, &count, err));
+    for (size_t i = 0; i < count; i++) {
+        const copies *c = &all[i];
+        if (c->na == 1 && c->nb == 1 && fc_search_same_digest(s, s->a.tensors[c->a], s->b.tensors[c->b])) {
+            set_twin(s, &s->a, c->a);
+            set_twin(s, &s->b, c->b);
+            twins_a[c->a] = twins_b[c->b] = true;
+        }
+    }
+    return FC_OK;
+}
+
+static fc_code read_sides(fc_search *s, const uint64_t *table, fc_error *err) {
+    bool *twins_a = fc_arena_calloc(s->arena, s->a.count + 1, sizeof *twins_a);
+    bool *twins_b = fc_arena_calloc(s->arena, s->b.count + 1, sizeof *twins_b);
+    FC_NEED(twins_a && twins_b, err, NULL);
+    FC_TRY(choose_digested(s, &s->a, &s->b, err));
+    FC_TRY(choose_digested(s, &s->b, &s->a, err));
+    FC_TRY(digest_side(s, &s->a, table, err));
+    FC_TRY(digest_side(s, &s->b, table, err));
+    FC_TRY(find_twins(s, twins_a, twins_b, err));
+    FC_TRY(sum_rest(s, &s->a, twins_a, table, err));
+    return sum_rest(s, &s->b, twins_b, table, err);
+}
+
 /* Lists the tensors of a side. */
 static fc_code list_tensors(const fc_search *s, fc_side *side, fc_error *err) {
     const fc_checkpoint *c = side->checkpoint;
@@ -165,7 +341,9 @@ static fc_code list_tensors(const fc_search *s, fc_side *side, fc_error *err) {
     side->sums = fc_arena_calloc(s->arena, c->ntensors + 1, sizeof *side->sums);
     side->known = fc_arena_calloc(s->arena, c->ntensors + 1, sizeof *side->known);
     side->taken = fc_arena_calloc(s->arena, c->ntensors + 1, sizeof *side->taken);
-    FC_NEED(side->tensors && side->sums && side->known && side->taken, err, c->path);
+    side->digests = fc_arena_calloc(s->arena, c->ntensors + 1, sizeof *side->digests);
+    side->digested = fc_arena_calloc(s->arena, c->ntensors + 1, sizeof *side->digested);
+    FC_NEED(side->tensors && side->sums && side->known && side->taken && side->digests && side->digested, err, c->path);
     for (size_t i = 0; i < c->ntensors; i++) {
         int64_t elements;
         const fc_tensor *t = &c->tensors[i];
@@ -202,8 +380,7 @@ fc_code fc_search_sums(fc_search *s, fc_error *err) {
     for (size_t i = 0; i < s->b.count; i++) {
         add_type(s, s->b.tensors[i]->dtype);
     }
-    FC_TRY_GOTO(sum_side(s, &s->a, table, err), rc, out);
-    rc = sum_side(s, &s->b, table, err);
+    rc = read_sides(s, table, err);
 out:
     free(table);
     return rc;

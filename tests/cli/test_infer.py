@@ -275,6 +275,27 @@ class Infer(harness.Case):
             "note": "a guess: the name is one of megatron-deepseek-v3"})
         self.assertIn("a guess: decoder.layers.{n}.mlp.linear_fc1.weight_w", err)
 
+    def test_equal_tensors_before_those_with_the_same_elements(self):
+        """The names would say another pair, which has the same elements in another order."""
+        rows = [bytes([i, i + 1]) * 8 for i in range(0, 16, 2)]
+        one, other = (("BF16", [8, 8], b"".join(r)) for r in (rows, rows[::2] + rows[1::2]))
+        safetensors_file.write(self.path("a.safetensors"), {"q": one, "k": other})
+        safetensors_file.write(self.path("b.safetensors"), {"q": other, "k": one})
+        self.ok("recipes", "--infer", "a.safetensors", "b.safetensors", "-o", "mine.json", "-q")
+        with open(self.path("mine.json"), encoding="utf-8") as f:
+            self.assertEqual(json.load(f)["rules"], [{"from": "q", "to": "k"}, {"from": "k", "to": "q"}])
+
+    def test_damage(self):
+        """A digest that is recorded does not replace reading the tensor."""
+        for name in ("a", "b"):
+            safetensors_file.write(self.path(f"{name}.safetensors"), {name: ("BF16", [8, 8], bytes(range(128)))})
+            self.ok("verify", "--seal", f"{name}.safetensors", "-q")
+        self.ok("recipes", "--infer", "a.safetensors", "b.safetensors", "-q")
+        for name in ("a", "b"):
+            path = self.path(f"{name}.safetensors")
+            with self.flipped(path, os.path.getsize(path) - 3):
+                self.fails(3, "recipes", "--infer", "a.safetensors", "b.safetensors", contains=[f"tensor {name}: damaged"])
+
     def test_names_of_the_hub(self):
         self.fails(2, "recipes", "--infer", side("torchtitan-llama3", "to"), contains=["the names are those of the model hub already", "'torchtitan-llama3'"])
         safetensors_file.write(self.path("a.safetensors"), {"x.y": ("F32", [2], b"\0" * 8)})
