@@ -4,6 +4,7 @@
  * (safetensors/index.c).
  */
 #include "checkpoint/path.h"
+#include "pt/parts.h"
 #include "pt/pt.h"
 #include "safetensors/files.h"
 #include "torch/file/file.h"
@@ -18,7 +19,8 @@
 /* The state while the files are read. */
 typedef struct index_reader {
     fc_checkpoint *checkpoint;
-    fc_st_files files;
+    const fc_st_files *files;
+    const char *path;    /* what messages name */
     fc_tensor **tensors; /* per file, in the arena */
     size_t *counts;
     size_t total;
@@ -32,12 +34,12 @@ bool fc_pt_is_index(const char *path) {
 }
 
 static fc_code read_files(index_reader *o) {
-    const fc_st_files *files = &o->files;
+    const fc_st_files *files = o->files;
     fc_progress_begin(o->progress, FC_PHASE_OPENING, FC_COUNTED_FILES, files->nfiles);
     for (size_t f = 0; f < files->nfiles; f++) {
         FC_TRY_CONTEXT(fc_torch_read_file(o->checkpoint, files->files[f].path, (uint32_t)f, &o->tensors[f],
                                           &o->counts[f], NULL, o->err),
-                       o->err, "%s", files->index->path);
+                       o->err, "%s", o->path);
         o->total += o->counts[f];
         FC_TRY(fc_progress_count(o->progress, 1, o->err));
     }
@@ -47,12 +49,14 @@ static fc_code read_files(index_reader *o) {
 /* Joins the tensors in the order of the files. No name may be in two files. */
 static fc_code join_files(index_reader *o, fc_name_table *names, fc_tensor *all) {
     size_t n = 0;
-    for (size_t f = 0; f < o->files.nfiles; f++) {
+    for (size_t f = 0; f < o->files->nfiles; f++) {
         for (size_t i = 0; i < o->counts[f]; i++) {
             const fc_tensor *t = &o->tensors[f][i];
-            if (fc_name_table_put(names, t->name, strlen(t->name), f) != f) {
-                return fc_fail(o->err, FC_ECORRUPT, "%s: %.256s is in two files, %s and another", o->files.index->path,
-                               t->name, o->files.files[f].name);
+            const size_t first = fc_name_table_put(names, t->name, strlen(t->name), f);
+            FC_NEED(first != FC_NO_NAME, o->err, o->path);
+            if (first != f) {
+                return fc_fail(o->err, FC_ECORRUPT, "%s: %.256s is in two files, %s and %s", o->path, t->name,
+                               o->files->files[first].name, o->files->files[f].name);
             }
             all[n++] = *t;
         }
@@ -64,11 +68,11 @@ static fc_code join_files(index_reader *o, fc_name_table *names, fc_tensor *all)
 
 /* Checks that every tensor is in the file that the index names. */
 static fc_code check_map(const index_reader *o, const fc_name_table *names) {
-    for (size_t i = 0; i < o->files.nmap; i++) {
-        const fc_st_mapped *m = &o->files.map[i];
+    for (size_t i = 0; i < o->files->nmap; i++) {
+        const fc_st_mapped *m = &o->files->map[i];
         if (fc_name_table_find(names, m->name, strlen(m->name)) != m->file) {
             return fc_fail(o->err, FC_ECORRUPT, "%s: tensor %.256s: the index says that it is in %s, but it is not",
-                           o->files.index->path, m->name, o->files.files[m->file].name);
+                           o->path, m->name, o->files->files[m->file].name);
         }
     }
     return FC_OK;
@@ -76,12 +80,11 @@ static fc_code check_map(const index_reader *o, const fc_name_table *names) {
 
 static fc_code open_files(index_reader *o, const fc_open_options *options) {
     fc_arena *arena = o->checkpoint->arena;
-    o->tensors = fc_arena_calloc(arena, o->files.nfiles, sizeof *o->tensors);
-    o->counts = fc_arena_calloc(arena, o->files.nfiles, sizeof *o->counts);
+    o->tensors = fc_arena_calloc(arena, o->files->nfiles, sizeof *o->tensors);
+    o->counts = fc_arena_calloc(arena, o->files->nfiles, sizeof *o->counts);
     FC_NEED(o->tensors && o->counts, o->err, o->checkpoint->path);
-    o->checkpoint->files = o->files.files;
-    o->checkpoint->nfiles = o->files.nfiles;
-    o->checkpoint->producer = "torch.save, with an index";
+    o->checkpoint->files = o->files->files;
+    o->checkpoint->nfiles = o->files->nfiles;
     FC_TRY(fc_identities_take(o->checkpoint, options, o->err));
     FC_TRY(read_files(o));
     fc_name_table *names = fc_name_table_new(arena, o->total + 1);
@@ -90,21 +93,29 @@ static fc_code open_files(index_reader *o, const fc_open_options *options) {
     return check_map(o, names);
 }
 
+fc_code fc_pt_join_files(fc_checkpoint *checkpoint, const fc_st_files *files, const char *path,
+                         const fc_open_options *options, fc_error *err) {
+    index_reader o = {
+        .checkpoint = checkpoint, .files = files, .path = path, .progress = options->progress, .err = err};
+    return open_files(&o, options);
+}
+
 fc_code fc_pt_open_index(fc_checkpoint *checkpoint, const char *path, const fc_open_options *options, fc_error *err) {
     const char *name = fc_base_name(path);
-    index_reader o = {.checkpoint = checkpoint, .progress = options->progress, .err = err};
-    o.files.directory = name == path ? "." : fc_arena_strndup(checkpoint->arena, path, (size_t)(name - path));
+    fc_st_files files = {0};
+    files.directory = name == path ? "." : fc_arena_strndup(checkpoint->arena, path, (size_t)(name - path));
     path = fc_arena_strndup(checkpoint->arena, path, strlen(path));
-    FC_NEED(o.files.directory && path, o.err, o.checkpoint->path);
+    FC_NEED(files.directory && path, err, checkpoint->path);
     fc_code rc;
     FC_TRY_GOTO(fc_identities_add_header(checkpoint, path, options, err), rc, out);
-    FC_TRY_GOTO(fc_st_index_read(checkpoint->arena, path, &o.files, err), rc, out);
+    FC_TRY_GOTO(fc_st_index_read(checkpoint->arena, path, &files, err), rc, out);
     if (!options->follow_external) {
-        FC_TRY_GOTO(fc_check_links(o.files.directory, o.files.files, o.files.nfiles, err), rc, out);
+        FC_TRY_GOTO(fc_check_links(files.directory, files.files, files.nfiles, err), rc, out);
     }
-    FC_TRY_GOTO(open_files(&o, options), rc, out);
+    checkpoint->producer = "torch.save, with an index";
+    FC_TRY_GOTO(fc_pt_join_files(checkpoint, &files, files.index->path, options, err), rc, out);
     checkpoint->nfiles++; /* the index */
 out:
-    fc_st_files_free(&o.files);
+    fc_st_files_free(&files);
     return rc;
 }

@@ -3,6 +3,7 @@
  */
 #include "pt/pt.h"
 #include "pt/as_torch.h"
+#include "pt/parts.h"
 #include "pt/ranks.h"
 #include "pt/sharding.h"
 #include "pt/writer.h"
@@ -49,6 +50,7 @@ static fc_code pt_list(const char *directory, fc_listing *out, fc_error *err) {
     FC_TRY(err->code);
     FC_TRY(described ? fc_listing_add(out, FC_PT_SHARDING, FC_PT_SHARDING, FC_LISTED_TRAINING, err)
                      : fc_pt_list_numbered(directory, out, err));
+    FC_TRY(fc_pt_list_parts(directory, out, err));
     for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
         struct stat st;
         const char *name = models[i].name;
@@ -109,6 +111,9 @@ static fc_code open_directory(fc_checkpoint *checkpoint, const fc_open_options *
     }
     if (is_sharding(group)) {
         return fc_pt_open_sharding(checkpoint, checkpoint->path, options, err);
+    }
+    if (fc_pt_is_parts(group)) {
+        return fc_pt_open_parts(checkpoint, options, err);
     }
     if (strchr(group, '*')) {
         return fc_pt_open_ranks(checkpoint, checkpoint->path, NULL, options, err);

@@ -206,5 +206,60 @@ class Nanotron(Trainers):
         self.fails(5, "inspect", "run", contains=["a shard without local_global_slices_pairs"])
 
 
+class Torchtune(Trainers):
+    def inspected(self, source):
+        """Of a folder with other checkpoints, which a line on stderr names."""
+        p = self.run_tool("inspect", source)
+        self.assertEqual(p.returncode, 0, p.stderr)
+        return p.stdout
+
+    def test_the_model(self):
+        run = self.folder("torchtune", "lora")
+        for source in (run, f"{run}/hf_model_*_0.pt"):
+            p = self.run_tool("consolidate", source, "-o", "model.safetensors", "-f")
+            self.assertEqual(p.returncode, 0, p.stderr)
+            self.assertEqual(safetensors_file.read(self.path("model.safetensors")),
+                             safetensors_file.read(os.path.join(CORPUS, "torchtune", "expected.safetensors")))
+        p = self.run_tool("verify", run)
+        self.assertEqual(p.returncode, 0, p.stderr)
+        self.assertIn("run: reads hf_model_*_0.pt, and not adapter_model.bin (pt)", p.stderr)
+        self.assertIn("2 files, no index: assumed complete", self.inspected(run))
+
+    def test_transformers_files_without_an_index(self):
+        run = self.folder("torchtune", "lora")
+        for n in (1, 2):
+            os.rename(self.path(run, f"hf_model_000{n}_0.pt"), self.path(run, f"pytorch_model-0000{n}-of-00002.bin"))
+        os.remove(self.path(run, "adapter_model.bin"))
+        out = self.inspected(run)
+        self.assertIn("Tensors     12 ", out)
+        self.assertNotIn("assumed complete", out)
+        os.remove(self.path(run, "pytorch_model-00002-of-00002.bin"))
+        self.fails(3, "inspect", run, contains=["run: the file pytorch_model-00002-of-00002.bin is missing"])
+
+    def test_epochs(self):
+        run = self.folder("torchtune", "lora")
+        for n in (1, 2):
+            shutil.copy(self.path(run, f"hf_model_000{n}_0.pt"), self.path(run, f"hf_model_000{n}_10.pt"))
+        self.fails(2, "inspect", run, contains=["no rule says which one", f"such as '{run}/hf_model_*_0.pt'"])
+        self.assertIn("Tensors     12 ", self.inspected(f"{run}/hf_model_*_10.pt"))
+
+    def test_damage(self):
+        run = self.folder("torchtune", "lora")
+        first, second = (self.path(run, f"hf_model_000{n}_0.pt") for n in (1, 2))
+        shutil.copy(second, self.path("second"))
+        shutil.copy(first, second)
+        self.fails(3, "consolidate", run, "-o", "none.h5", contains=[" is in two files, hf_model_0001_0.pt and hf_model_0002_0.pt"])
+        with open(second, "wb") as f:
+            f.write(bytes(100))
+        self.fails(3, "consolidate", run, "-o", "none.h5", contains=["run: ", "hf_model_0002_0.pt"])
+        os.remove(second)
+        shutil.copy(self.path("second"), self.path(run, "hf_model_0003_0.pt"))
+        self.fails(3, "consolidate", run, "-o", "none.h5", contains=["run: the file hf_model_0002_0.pt is missing"])
+        os.remove(self.path(run, "hf_model_0003_0.pt"))
+        os.symlink(self.path("second"), second)
+        self.fails(3, "consolidate", run, "-o", "none.h5", contains=["hf_model_0002_0.pt"])
+        self.assertNotIn("none.h5", self.listing())
+
+
 if __name__ == "__main__":
     harness.main()

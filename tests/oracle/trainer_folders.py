@@ -93,7 +93,7 @@ REFUSED = {
     "Composer steps": ({"ep%d-ba5" % n: dist({"state": {"model": MODEL}}) for n in (0, 1)} | {"latest-rank0.pt": link("ep1-ba5/__0_0.distcp")},
                        3, "ep0-ba5, ep1-ba5; name one of them"),
     "one rank of several": ({"model_rank0_of_8.pt": pt(MODEL)}, 3, "model_rank1_of_8.pt: the file is missing; 7 files of 8 ranks are missing"),
-    "a part of a model": ({"pytorch_model-00001-of-00002.bin": pt(MODEL)}, 3, "pytorch_model-00001-of-00002.bin; name one of them"),
+    "a part of a model": ({"pytorch_model-00001-of-00002.bin": pt(MODEL)}, 3, "the file pytorch_model-00002-of-00002.bin is missing"),
     "a link out": ({"last": link(CORPUS.resolve() / "good" / "dcp-torch2.15.0-train")}, 3, "contains checkpoints: last; name one of them"),
     "only an optimizer": ({"optimizer.pt": pt(OPTIM), "scheduler.pt": pt({"a": 1})}, 3, "optimizer.pt, scheduler.pt; name one of them"),
     "DeepSpeed pipeline": ({**{"global_step5/layer_0%d-model_00-model_states.pt" % i: pt({"w": torch.ones(2)}) for i in range(2)},
