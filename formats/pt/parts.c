@@ -89,8 +89,8 @@ static fc_listed_role role_of(const part_name *p) {
 }
 
 /* @return the names in the directory that are parts, sorted. @param group NULL: of all models */
-static fc_code list_names(const char *directory, const char *group, fc_arena *arena, const char ***out, size_t *count,
-                          fc_error *err) {
+static fc_code list_part_names(const char *directory, const char *group, fc_arena *arena, const char ***out,
+                               size_t *count, fc_error *err) {
     fc_dir dir;
     part_name p;
     size_t capacity = 0;
@@ -115,7 +115,7 @@ fc_code fc_pt_list_parts(const char *directory, fc_listing *out, fc_error *err) 
     const char **names = NULL;
     size_t count = 0;
     fc_code rc;
-    FC_TRY_GOTO(list_names(directory, NULL, out->arena, &names, &count, err), rc, out);
+    FC_TRY_GOTO(list_part_names(directory, NULL, out->arena, &names, &count, err), rc, out);
     for (size_t i = 0; i < count; i++) {
         part_name p;
         parse_part(names[i], &p);
@@ -160,7 +160,7 @@ fc_code fc_pt_open_parts(fc_checkpoint *checkpoint, const fc_open_options *optio
     const char **names = NULL, *directory = checkpoint->path;
     fc_st_files files = {.kind = ST_MANY, .directory = directory};
     fc_code rc;
-    FC_TRY_GOTO(list_names(directory, checkpoint->group, arena, &names, &files.nfiles, err), rc, out);
+    FC_TRY_GOTO(list_part_names(directory, checkpoint->group, arena, &names, &files.nfiles, err), rc, out);
     FC_TRY_GOTO(check_numbers(directory, names, files.nfiles, err), rc, out);
     fc_file *all = fc_arena_calloc(arena, files.nfiles + 1, sizeof *all);
     bool good = all != NULL;

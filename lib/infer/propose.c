@@ -52,7 +52,7 @@ typedef struct proposer {
 
 /* ---- the shipped recipes ---- */
 
-static fc_code list_names(proposer *p) {
+static fc_code list_parameter_names(proposer *p) {
     static const fc_selection everything;
     fc_selected counts;
     FC_TRY(fc_target_new(p->source, &everything, p->s.arena, &p->all, &counts, p->err));
@@ -151,8 +151,8 @@ static fc_code check_direction(const proposer *p) {
     }
     return !*names ? FC_OK
                    : fc_fail(p->err, FC_EUSAGE,
-                             "%s: the names are those of the model hub already; recipes that turn them into those of "
-                             "another program, with --reverse: %s",
+                             "%s: the names are those of the model hub already; reversed, these recipes turn them into "
+                             "those of another program: %s",
                              p->source->path, names);
 }
 
@@ -376,7 +376,7 @@ fc_code fc_recipe_propose(fc_checkpoint *a, const char *config, fc_arena *arena,
                           fc_error *err) {
     proposer p = {.s = {.arena = arena}, .source = a, .config = config, .report = report, .err = err};
     *report = (fc_infer_report){0};
-    FC_TRY(list_names(&p));
+    FC_TRY(list_parameter_names(&p));
     FC_TRY(load_all(&p));
     FC_TRY(check_direction(&p));
     if (p.recipes[0].points == 0) {
