@@ -199,6 +199,8 @@ def reads_an_index(program, home, corpus):
     refused(program, model, 3, "hostile")
     (model / "pytorch_model.bin.index.json").unlink()
     save(parts[0], model / "pytorch_model.bin")
+    refused(program, model, 2, "has 2 checkpoints", "pytorch_model-*-of-00002.bin (pt), pytorch_model.bin (pt)")
+    (model / names[0]).unlink()
     must_run(program, "consolidate", model, "-o", home / "whole.pt", "-q", "--force")
     must_equal(parts[0], load(home / "whole.pt"), "pytorch_model.bin")
 
