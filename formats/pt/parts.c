@@ -6,15 +6,12 @@
 #include "pt/pt.h"
 
 #include "base/file_name.h"
-#include "base/grow.h"
 #include "checkpoint/folder.h"
 #include "checkpoint/path.h"
-#include "fsdpckpt/order.h"
 #include "fsdpckpt/try.h"
 #include "io/directory.h"
 
 #include <inttypes.h>
-#include <stdlib.h>
 #include <string.h>
 
 enum { MOST_PARTS = 1 << 20 };
@@ -88,46 +85,28 @@ static fc_listed_role role_of(const part_name *p) {
     return is_torchtune(p->stem) ? FC_LISTED_TRAINING : FC_LISTED_MODEL_PT;
 }
 
-/* @return the names in the directory that are parts, sorted. @param group NULL: of all models */
-static fc_code list_part_names(const char *directory, const char *group, fc_arena *arena, const char ***out,
-                               size_t *count, fc_error *err) {
-    fc_dir dir;
+/* Whether the name is that of a part. @param group of this model; NULL: of any */
+static bool is_part(const char *name, const void *group) {
+    const char *pattern = group;
     part_name p;
-    size_t capacity = 0;
-    fc_code rc = fc_dir_open(&dir, directory, err);
-    for (const char *name; rc == FC_OK && (name = fc_dir_next(&dir)) != NULL;) {
-        if (!parse_part(name, &p) ||
-            (group && (strncmp(group, name, strlen(p.stem)) != 0 || strcmp(group + strlen(p.stem) + 1, p.tail) != 0))) {
-            continue;
-        }
-        const char *copy = fc_arena_strndup(arena, name, strlen(name));
-        rc = copy && fc_grow(out, &capacity, *count + 1, sizeof **out) ? FC_OK : fc_no_memory(err, directory);
-        if (rc == FC_OK) {
-            (*out)[(*count)++] = copy;
-        }
-    }
-    rc = fc_dir_close(&dir, rc, err);
-    fc_sort_texts(*out, *count);
-    return rc;
+    return parse_part(name, &p) && (!pattern || (strncmp(pattern, name, strlen(p.stem)) == 0 &&
+                                                 strcmp(pattern + strlen(p.stem) + 1, p.tail) == 0));
 }
 
 fc_code fc_pt_list_parts(const char *directory, fc_listing *out, fc_error *err) {
-    const char **names = NULL;
-    size_t count = 0;
-    fc_code rc;
-    FC_TRY_GOTO(list_part_names(directory, NULL, out->arena, &names, &count, err), rc, out);
+    const char **names;
+    size_t count;
+    FC_TRY(fc_dir_list(directory, is_part, NULL, out->arena, &names, &count, err));
     for (size_t i = 0; i < count; i++) {
         part_name p;
         parse_part(names[i], &p);
         const bool indexed = has_index(directory, &p, out->arena, err);
-        FC_TRY_GOTO(err->code, rc, out);
+        FC_TRY(err->code);
         const char *group = fc_arena_printf(out->arena, "%s*%s", p.stem, p.tail);
-        FC_TRY_GOTO(group ? FC_OK : fc_no_memory(err, directory), rc, out);
-        FC_TRY_GOTO(indexed ? FC_OK : fc_listing_add(out, group, names[i], role_of(&p), err), rc, out);
+        FC_NEED(group, err, directory);
+        FC_TRY(indexed ? FC_OK : fc_listing_add(out, group, names[i], role_of(&p), err));
     }
-out:
-    free(names);
-    return rc;
+    return FC_OK;
 }
 
 /* The names count from 1. They are sorted, and a trainer writes all numbers with the same digits. */
@@ -157,25 +136,19 @@ static fc_code note_assumed(fc_checkpoint *checkpoint, fc_error *err) {
 
 fc_code fc_pt_open_parts(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {
     fc_arena *arena = checkpoint->arena;
-    const char **names = NULL, *directory = checkpoint->path;
+    const char **names, *directory = checkpoint->path;
     fc_st_files files = {.kind = ST_MANY, .directory = directory};
-    fc_code rc;
-    FC_TRY_GOTO(list_part_names(directory, checkpoint->group, arena, &names, &files.nfiles, err), rc, out);
-    FC_TRY_GOTO(check_numbers(directory, names, files.nfiles, err), rc, out);
+    FC_TRY(fc_dir_list(directory, is_part, checkpoint->group, arena, &names, &files.nfiles, err));
+    FC_TRY(check_numbers(directory, names, files.nfiles, err));
     fc_file *all = fc_arena_calloc(arena, files.nfiles + 1, sizeof *all);
     bool good = all != NULL;
     for (size_t i = 0; good && i < files.nfiles; i++) {
         good = fc_file_in(arena, directory, names[i], &all[i]);
     }
-    FC_TRY_GOTO(good ? FC_OK : fc_no_memory(err, directory), rc, out);
+    FC_NEED(good, err, directory);
     files.files = all;
-    if (!options->follow_external) {
-        FC_TRY_GOTO(fc_check_links(directory, all, files.nfiles, err), rc, out);
-    }
+    FC_TRY(options->follow_external ? FC_OK : fc_check_links(directory, all, files.nfiles, err));
     checkpoint->producer = "torch.save, in several files";
-    FC_TRY_GOTO(fc_pt_join_files(checkpoint, &files, directory, options, err), rc, out);
-    rc = note_assumed(checkpoint, err);
-out:
-    free(names);
-    return rc;
+    FC_TRY(fc_pt_join_files(checkpoint, &files, directory, options, err));
+    return note_assumed(checkpoint, err);
 }

@@ -6,7 +6,6 @@
 #include "pt/ranks.h"
 
 #include "base/file_name.h"
-#include "base/grow.h"
 #include "checkpoint/folder.h"
 #include "fsdpckpt/order.h"
 #include "fsdpckpt/try.h"
@@ -239,39 +238,29 @@ static bool leads_elsewhere(const char *directory, const char *file) {
            !fc_pt_parse_rank_name(fc_base_name(target), &name);
 }
 
-/* Whether `file` is that of a rank in the group. @param group NULL: any group. */
-static bool is_in_group(const char *file, const char *group) {
+/* A group of a directory. */
+typedef struct group_place {
+    const char *directory;
+    const char *group; /* NULL: any group */
+} group_place;
+
+/* Whether `file` is that of a rank in the group. */
+static bool is_in_group(const char *file, const void *context) {
+    const group_place *place = context;
     fc_pt_rank_name name;
     char own[NAME_MAX + 1];
     if (!fc_pt_parse_rank_name(file, &name)) {
         return false;
     }
     fc_pt_group_of(file, &name, own);
-    return !group || strcmp(own, group) == 0;
+    return (!place->group || strcmp(own, place->group) == 0) && !leads_elsewhere(place->directory, file);
 }
 
-/* Lists the names of a group's files in `directory`, sorted, so that messages do not depend on the file system. */
+/* Lists the names of a group's files. @param group NULL: any group */
 static fc_code list_group_files(const char *directory, const char *group, fc_arena *arena, const char ***out,
                                 size_t *count, fc_error *err) {
-    fc_dir dir;
-    const char **names = NULL;
-    size_t capacity = 0;
-    *count = 0;
-    fc_code rc = fc_dir_open(&dir, directory, err);
-    for (const char *file; rc == FC_OK && (file = fc_dir_next(&dir)) != NULL;) {
-        if (!is_in_group(file, group) || leads_elsewhere(directory, file)) {
-            continue;
-        }
-        if (!fc_grow(&names, &capacity, *count + 1, sizeof *names) ||
-            !(names[*count] = fc_arena_strndup(arena, file, strlen(file)))) {
-            rc = fc_no_memory(err, directory);
-        }
-        *count += rc == FC_OK;
-    }
-    rc = fc_dir_close(&dir, rc, err);
-    fc_sort_texts(names, *count);
-    *out = names;
-    return rc;
+    const group_place place = {directory, group};
+    return fc_dir_list(directory, is_in_group, &place, arena, out, count, err);
 }
 
 /* Models and optimizers with different numbers of files are not one checkpoint. */
@@ -310,28 +299,24 @@ static fc_code check_fairseq2(const char *directory, const fc_pt_set *sets, size
 
 fc_code fc_pt_find_sets(const char *directory, const char *group, fc_arena *arena, fc_pt_set **out, size_t *count,
                         fc_error *err) {
-    const char **names = NULL;
-    size_t nnames = 0;
-    fc_code rc;
+    const char **names;
+    size_t nnames;
     *count = 0;
     *out = NULL;
-    FC_TRY_GOTO(list_group_files(directory, group, arena, &names, &nnames, err), rc, out);
+    FC_TRY(list_group_files(directory, group, arena, &names, &nnames, err));
     *out = fc_arena_calloc(arena, nnames + 1, sizeof **out);
-    FC_TRY_GOTO(*out ? FC_OK : fc_no_memory(err, directory), rc, out);
+    FC_NEED(*out, err, directory);
     for (size_t i = 0; i < nnames; i++) {
         fc_pt_rank_name name;
         fc_pt_parse_rank_name(names[i], &name);
-        FC_TRY_GOTO(add_to_sets(directory, names[i], &name, arena, *out, count, err), rc, out);
+        FC_TRY(add_to_sets(directory, names[i], &name, arena, *out, count, err));
     }
     if (*count == 0) {
-        FC_TRY_GOTO(fc_pt_find_numbered(directory, group, arena, out, count, err), rc, out);
+        FC_TRY(fc_pt_find_numbered(directory, group, arena, out, count, err));
     }
     qsort(*out, *count, sizeof **out, compare_sets);
-    FC_TRY_GOTO(check_counts(directory, *out, *count, err), rc, out);
-    rc = check_fairseq2(directory, *out, *count, err);
-out:
-    free(names);
-    return rc;
+    FC_TRY(check_counts(directory, *out, *count, err));
+    return check_fairseq2(directory, *out, *count, err);
 }
 
 /* ---- the checkpoints ---- */
@@ -358,18 +343,15 @@ static fc_listed_role role_of(const char *directory, const char *file) {
 }
 
 fc_code fc_pt_list_sets(const char *directory, fc_listing *out, fc_error *err) {
-    const char **names = NULL;
+    const char **names;
     char group[NAME_MAX + 1];
-    size_t count = 0;
-    fc_code rc;
-    FC_TRY_GOTO(list_group_files(directory, NULL, out->arena, &names, &count, err), rc, out);
+    size_t count;
+    FC_TRY(list_group_files(directory, NULL, out->arena, &names, &count, err));
     for (size_t i = 0; i < count; i++) {
         fc_pt_rank_name name;
         fc_pt_parse_rank_name(names[i], &name);
         fc_pt_group_of(names[i], &name, group);
-        FC_TRY_GOTO(fc_listing_add(out, group, names[i], role_of(directory, names[i]), err), rc, out);
+        FC_TRY(fc_listing_add(out, group, names[i], role_of(directory, names[i]), err));
     }
-out:
-    free(names);
-    return rc;
+    return FC_OK;
 }

@@ -159,13 +159,9 @@ static fc_code find_in_directory(fc_checkpoint *checkpoint, const fc_st_names *l
 
 static fc_code open_directory(fc_checkpoint *checkpoint, const fc_open_options *options, fc_st_files *out,
                               fc_error *err) {
-    fc_st_names l = {0};
-    fc_code rc;
-    FC_TRY_GOTO(fc_st_list_names(checkpoint->arena, out->directory, &l, err), rc, out);
-    FC_TRY_GOTO(find_in_directory(checkpoint, &l, options, out, err), rc, out);
-out:
-    fc_st_names_free(&l);
-    return rc;
+    fc_st_names l;
+    FC_TRY(fc_st_list_names(checkpoint->arena, out->directory, &l, err));
+    return find_in_directory(checkpoint, &l, options, out, err);
 }
 
 fc_code fc_st_files_find(fc_checkpoint *checkpoint, const fc_open_options *options, fc_st_files *out, fc_error *err) {

@@ -5,14 +5,12 @@
 #include "safetensors/groups.h"
 
 #include "base/file_name.h"
-#include "base/grow.h"
 #include "base/name_table.h"
 #include "checkpoint/folder.h"
 #include "fsdpckpt/order.h"
 #include "fsdpckpt/try.h"
 #include "io/directory.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 /* ---- names ---- */
@@ -131,37 +129,20 @@ static fc_code set_groups(fc_arena *arena, fc_st_names *l, const char *directory
 
 /* ---- the directory ---- */
 
-static fc_code add_name(fc_arena *arena, const char *directory, const char *name, fc_st_names *out, fc_error *err) {
-    const bool index = fc_is_index_of(name, ST_EXTENSION);
-    if (name[0] == '.' || (!index && !fc_ends_with(name, ST_EXTENSION))) {
-        return FC_OK;
-    }
-    const char *copy = fc_arena_strndup(arena, name, strlen(name));
-    const bool room = index ? fc_grow(&out->indexes, &out->index_capacity, out->nindexes + 1, sizeof *out->indexes)
-                            : fc_grow(&out->names, &out->capacity, out->count + 1, sizeof *out->names);
-    FC_NEED(copy && room, err, directory);
-    *(index ? &out->indexes[out->nindexes++] : &out->names[out->count++]) = copy;
-    return FC_OK;
+static bool is_index(const char *name, const void *context) {
+    (void)context;
+    return name[0] != '.' && fc_is_index_of(name, ST_EXTENSION);
+}
+
+static bool is_data_file(const char *name, const void *context) {
+    return name[0] != '.' && fc_ends_with(name, ST_EXTENSION) && !is_index(name, context);
 }
 
 fc_code fc_st_list_names(fc_arena *arena, const char *directory, fc_st_names *out, fc_error *err) {
-    fc_dir dir;
-    fc_code rc;
-    FC_TRY_GOTO(fc_dir_open(&dir, directory, err), rc, out);
-    for (const char *name; (name = fc_dir_next(&dir)) != NULL;) {
-        FC_TRY_GOTO(add_name(arena, directory, name, out, err), rc, out);
-    }
-    fc_sort_texts(out->names, out->count);
-    fc_sort_texts(out->indexes, out->nindexes);
-    rc = set_groups(arena, out, directory, err);
-out:
-    return fc_dir_close(&dir, rc, err);
-}
-
-void fc_st_names_free(fc_st_names *names) {
-    free(names->names);
-    free(names->indexes);
-    *names = (fc_st_names){.count = 0};
+    *out = (fc_st_names){.count = 0};
+    FC_TRY(fc_dir_list(directory, is_data_file, NULL, arena, &out->names, &out->count, err));
+    FC_TRY(fc_dir_list(directory, is_index, NULL, arena, &out->indexes, &out->nindexes, err));
+    return set_groups(arena, out, directory, err);
 }
 
 /* ---- the checkpoints ---- */
@@ -287,11 +268,8 @@ static fc_code list_all(const lister *l) {
 
 fc_code fc_st_list(const char *directory, fc_listing *out, fc_error *err) {
     lister l = {.directory = directory, .out = out, .err = err};
-    fc_code rc;
-    FC_TRY_GOTO(fc_st_list_names(out->arena, directory, &l.names, err), rc, out);
+    FC_TRY(fc_st_list_names(out->arena, directory, &l.names, err));
     l.indexed = fc_arena_calloc(out->arena, l.names.count + 1, sizeof *l.indexed);
-    rc = l.indexed ? list_all(&l) : fc_no_memory(err, directory);
-out:
-    fc_st_names_free(&l.names);
-    return rc;
+    FC_NEED(l.indexed, err, directory);
+    return list_all(&l);
 }

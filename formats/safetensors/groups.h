@@ -6,18 +6,17 @@
 #include "fsdpckpt/format.h"
 #include "safetensors/files.h"
 
-/** The files and indexes of a directory. The lists are malloc'ed or in the arena, the texts in the arena. */
+/** The files and indexes of a directory, in an arena. */
 typedef struct fc_st_names {
     const char **names;  /**< *.safetensors, sorted */
     const char **groups; /**< of each name, the fc_listed.name of the checkpoint that its name puts it into */
-    size_t count, capacity;
+    size_t count;
     const char **indexes; /**< *.safetensors.index.json, and those of variants, sorted */
-    size_t nindexes, index_capacity;
+    size_t nindexes;
 } fc_st_names;
 
-/** Lists a directory. @param out zeroed; freed with fc_st_names_free, also after a failure. */
+/** Lists a directory. */
 fc_code fc_st_list_names(fc_arena *arena, const char *directory, fc_st_names *out, fc_error *err);
-void fc_st_names_free(fc_st_names *names);
 
 /** fc_format_reader.list. */
 fc_code fc_st_list(const char *directory, fc_listing *out, fc_error *err);

@@ -2,6 +2,8 @@
  * Walks a directory and reports every error. See directory.h.
  */
 #include "io/directory.h"
+#include "base/grow.h"
+#include "fsdpckpt/order.h"
 #include "fsdpckpt/try.h"
 
 #include <errno.h>
@@ -101,6 +103,28 @@ bool fc_dir_find(const char *path, bool (*matches)(const char *name), fc_error *
     }
 out:
     return fc_dir_close(&dir, rc, err) == FC_OK && found;
+}
+
+fc_code fc_dir_list(const char *path, bool (*accepts)(const char *name, const void *context), const void *context,
+                    fc_arena *arena, const char ***names, size_t *count, fc_error *err) {
+    fc_dir dir;
+    size_t capacity = 0;
+    fc_code rc;
+    *names = NULL;
+    *count = 0;
+    FC_TRY_GOTO(fc_dir_open(&dir, path, err), rc, out);
+    for (const char *name; (name = fc_dir_next(&dir)) != NULL;) {
+        if (!accepts(name, context)) {
+            continue;
+        }
+        const char *copy = fc_arena_strndup(arena, name, strlen(name));
+        const bool room = copy && fc_arena_grow(arena, names, &capacity, *count, *count + 1, sizeof **names);
+        FC_TRY_GOTO(room ? FC_OK : fc_no_memory(err, path), rc, out);
+        (*names)[(*count)++] = copy;
+    }
+    fc_sort_texts(*names, *count);
+out:
+    return fc_dir_close(&dir, rc, err);
 }
 
 /* Removes the entries of the directory. @return false if it could not be read to the end. */

@@ -4,6 +4,7 @@
  */
 #pragma once
 
+#include "fsdpckpt/arena.h"
 #include "fsdpckpt/error.h"
 
 #include <dirent.h>
@@ -58,6 +59,14 @@ fc_code fc_dir_close(fc_dir *dir, fc_code rc, fc_error *err);
  * @param err set if the directory cannot be listed completely.
  */
 bool fc_dir_find(const char *path, bool (*matches)(const char *name), fc_error *err);
+
+/**
+ * Lists the names in a directory that `accepts` accepts, sorted, so that nothing depends on the file system.
+ * @param context passed to `accepts`
+ * @param names receives the list, in the arena
+ */
+fc_code fc_dir_list(const char *path, bool (*accepts)(const char *name, const void *context), const void *context,
+                    fc_arena *arena, const char ***names, size_t *count, fc_error *err);
 
 /** Removes the file or tree `name` in the open directory `parent` as far as possible. Follows no links. */
 void fc_remove_tree(int parent, const char *name);
