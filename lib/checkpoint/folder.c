@@ -343,6 +343,16 @@ static bool is_part(const char *name) {
     return is;
 }
 
+/* Whether a file is what a training of LitGPT adds to the model next to it: lit_model.pth.lora, which merge_lora has
+ * merged into lit_model.pth. */
+static bool is_adapter_of_other(const char *path) {
+    const char *end = strstr(fc_base_name(path), ".pth.");
+    char model[PATH_MAX];
+    struct stat st;
+    return end && snprintf(model, sizeof model, "%.*s", (int)(end - path) + 4, path) < PATH_MAX &&
+           stat(model, &st) == 0 && S_ISREG(st.st_mode);
+}
+
 /* A search in progress. */
 typedef struct search {
     fc_inner *out;
@@ -357,7 +367,9 @@ static bool add_inner(const search *s, const char *path, bool model) {
         s->out->paths[s->out->count] = copy;
     }
     s->out->count++;
-    if (model) {
+    if (is_adapter_of_other(path)) {
+        s->out->adapter = s->out->adapter ? s->out->adapter : copy;
+    } else if (model) {
         s->out->model = s->out->model ? s->out->model : copy;
         s->out->models++;
     }

@@ -37,6 +37,7 @@ enum { FC_MOST_INNER = 9 };
 typedef struct fc_inner {
     const char *paths[FC_MOST_INNER]; /**< the first of them */
     const char *model;                /**< the first that has a model, by its name; NULL: none */
+    const char *adapter;              /**< the first adapter with a model of its name next to it; NULL: none */
     size_t count, models, links;      /**< how many there are, have a model, and are links */
     bool all;                         /**< whether everything was looked at */
 } fc_inner;

@@ -61,6 +61,7 @@ typedef struct source {
     fc_listing listing;      /* what is in the directory; its arena owns the members above */
     bool named;              /* the path has the name of one of the directory's checkpoints */
     const char *outer;       /* the path that was given, if `path` was found below it; else NULL */
+    const char *adapter;     /* one that is next to `path` and is not read; else NULL */
 } source;
 
 /* Copies `path` without the trailing slashes that completion adds, because messages show files as PATH/NAME. */
@@ -138,6 +139,7 @@ static fc_code look_below(source *s, fc_error *err) {
     }
     s->outer = s->outer ? s->outer : s->path;
     s->path = inner.model;
+    s->adapter = inner.adapter;
     if (stat(s->path, &st) != 0 || !S_ISDIR(st.st_mode)) {
         return look_at_file(s, NULL, err);
     }
@@ -267,7 +269,8 @@ static fc_code open_source(const source *s, const fc_open_options *how, fc_check
     }
     if (rc == FC_OK && s->outer && how->others.report) {
         fc_error line;
-        fc_fail(&line, FC_OK, "%s: reads %s", s->outer, s->path);
+        fc_fail(&line, FC_OK, "%s: reads %s%s%s", s->outer, s->path, s->adapter ? ", and not the adapter " : "",
+                s->adapter ? fc_base_name(s->adapter) : "");
         how->others.report(how->others.context, line.message);
     }
     if (rc != FC_OK) {

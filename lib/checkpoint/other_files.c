@@ -15,7 +15,9 @@
 #include <sys/stat.h>
 
 bool fc_holds_data(const char *name) {
-    static const char *const ends[] = {".distcp", ".pt", ".pth", ".bin", ".ckpt", ".pkl", ".safetensors", ".pth.tar"};
+    static const char *const ends[] = {".distcp",   ".pt",          ".pth",           ".bin",
+                                       ".ckpt",     ".pkl",         ".safetensors",   ".pth.tar",
+                                       ".pth.lora", ".pth.adapter", ".pth.adapter_v2"}; /* the last three: LitGPT */
     bool found = false;
     for (size_t i = 0; i < sizeof ends / sizeof *ends && !found; i++) {
         found = fc_ends_with(name, ends[i]);

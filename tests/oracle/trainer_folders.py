@@ -28,6 +28,7 @@ from checks import must, must_run
 
 PROGRAM, CORPUS = sys.argv[1], pathlib.Path(sys.argv[2])
 MODEL = {"layers.0.w.weight": torch.arange(12.0).reshape(3, 4), "norm.weight": torch.arange(4.0)}
+ADAPTER = {"layers.0.w.lora_A": torch.ones(1, 4)}
 OPTIM = {"state": {0: {"exp_avg": torch.ones(3, 4), "step": torch.tensor(1.0)}}, "param_groups": [{"lr": 0.1, "params": [0]}]}
 
 
@@ -73,6 +74,9 @@ READ = {
     "torchtune of Meta's files": ({"meta_model_0.pt": pt(MODEL), "recipe_state.pt": pt({"optimizer": OPTIM})}, "meta_model_0.pt"),
     "LitGPT": ({"final/lit_model.pth": pt({"model": MODEL}), "final/model_config.yaml": js({}), "final/tokenizer.json": js({})},
                "final/lit_model.pth"),
+    "LitGPT, merged": ({"final/lit_model.pth": pt({"model": MODEL}),
+                        **{"final/lit_model.pth." + kind: pt({"model": ADAPTER}) for kind in ("adapter", "adapter_v2", "lora")}},
+                       "final/lit_model.pth, and not the adapter lit_model.pth.adapter"),
     "Composer, sharded": ({"ep1-ba10": dist({"state": {"model": MODEL}}), "latest-rank0.pt": link("ep1-ba10/__0_0.distcp")}, "ep1-ba10"),
     "Composer, a linked folder": ({"ep1-ba10": dist({"state": {"model": MODEL}}), "latest-rank0.pt": link("ep1-ba10")}, "ep1-ba10"),
     "ColossalAI": ({**{"model/" + file: st(part) for file, part in TUNE.items()}, "model/model.safetensors.index.json": js(INDEX),
@@ -89,6 +93,8 @@ READ = {
 REFUSED = {
     "LitGPT steps": ({"step-%08d/lit_model.pth" % n: pt({"model": MODEL}) for n in (1, 2)}, 3,
                      "step-00000001/lit_model.pth, step-00000002/lit_model.pth; name one of them"),
+    "LitGPT adapters": ({"final/lit_model.pth." + kind: pt({"model": ADAPTER}) for kind in ("adapter", "lora")}, 3,
+                        "final/lit_model.pth.adapter, final/lit_model.pth.lora; name one of them"),
     "torchtitan": ({"step-%d" % n: dist({"model": MODEL}) for n in (1, 2)}, 3, "step-1, step-2; name one of them"),
     "Composer steps": ({"ep%d-ba5" % n: dist({"state": {"model": MODEL}}) for n in (0, 1)} | {"latest-rank0.pt": link("ep1-ba5/__0_0.distcp")},
                        3, "ep0-ba5, ep1-ba5; name one of them"),
@@ -125,7 +131,7 @@ def read(home, name, content, inner):
     root = home / name
     build(root, content)
     got, told = weights(home, root)
-    want, _ = weights(home, root / inner)
+    want, _ = weights(home, root / inner.split(",")[0])
     must("%s: reads %s" % (root, root / inner) in told, name, told)
     must(got.keys() == want.keys() and all(torch.equal(got[n], want[n]) for n in want), name, "differs from", inner)
     if name != "fairseq2":
