@@ -54,10 +54,11 @@ static void take_facts(const json_t *config, fc_fit_facts *facts) {
 
 fc_code fc_fit_read_config(fc_fit *f) {
     json_t *config = NULL;
+    const char *file;
     if (!f->reference->config) {
         return FC_OK;
     }
-    FC_TRY(fc_json_load(f->reference->config, "a model's configuration", "{\"vocab_size\": 32000}", &config, f->err));
+    FC_TRY(fc_json_load_config(f->reference->config, f->arena, &file, &config, f->err));
     take_facts(config, &f->facts);
     json_decref(config);
     return FC_OK;

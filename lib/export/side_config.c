@@ -6,6 +6,7 @@
 
 #include "fsdpckpt/try.h"
 #include "io/file.h"
+#include "io/json_file.h"
 
 #include <ctype.h>
 #include <errno.h>
@@ -25,7 +26,7 @@ typedef struct edit {
 } edit;
 
 typedef struct editor {
-    const char *text; /* a JSON object that jansson accepts, so that quotes and brackets match */
+    const char *text; /* a JSON object, so that quotes and brackets match */
     size_t at, size;
     const char *dtype; /* NULL: stays */
     edit edits[MOST_EDITS];
@@ -142,7 +143,7 @@ static fc_code write_edited(const editor *e, const char *path, fc_error *err) {
 
 fc_code fc_side_config_dequantize(const char *folder, fc_dtype dtype, bool *removed, fc_error *err) {
     char path[4096];
-    char *text = NULL;
+    char *text = NULL, *plain = NULL;
     json_t *root = NULL;
     editor *e = calloc(1, sizeof *e);
     fc_code rc = e ? FC_OK : fc_no_memory(err, folder);
@@ -152,7 +153,11 @@ fc_code fc_side_config_dequantize(const char *folder, fc_dtype dtype, bool *remo
         goto out;
     }
     FC_TRY_GOTO(fc_read_whole(path, "a model's configuration", MOST_BYTES, &text, &e->size, err), rc, out);
-    root = json_loadb(text, e->size, JSON_REJECT_DUPLICATES, NULL);
+    plain = malloc(e->size + 1);
+    FC_TRY_GOTO(plain ? FC_OK : fc_no_memory(err, path), rc, out);
+    memcpy(plain, text, e->size);
+    fc_json_hide_nonfinite(plain, e->size);
+    root = json_loadb(plain, e->size, JSON_REJECT_DUPLICATES, NULL);
     if (!json_is_object(root)) {
         rc = fc_fail(err, FC_EUSAGE, "%s: is no JSON object, so what it says of quantization cannot be removed", path);
         goto out;
@@ -165,6 +170,7 @@ fc_code fc_side_config_dequantize(const char *folder, fc_dtype dtype, bool *remo
     rc = e->count > 0 ? write_edited(e, path, err) : FC_OK;
 out:
     json_decref(root);
+    free(plain);
     free(text);
     free(e);
     return rc;

@@ -9,6 +9,7 @@
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/stat.h>
 
 /* Far larger than any plan or policy, and small enough to parse. */
@@ -46,12 +47,35 @@ out:
     return code;
 }
 
-fc_code fc_json_load(const char *path, const char *what, const char *example, json_t **out, fc_error *err) {
+void fc_json_hide_nonfinite(char *text, size_t len) {
+    static const struct {
+        const char *word, *by;
+        size_t len;
+    } words[] = {{"NaN", "[] ", 3}, {"Infinity", "[]      ", 8}, {"-Infinity", "[]       ", 9}};
+    bool quoted = false;
+    for (size_t at = 0; at < len;) {
+        size_t taken = 0;
+        for (size_t i = 0; !quoted && taken == 0 && i < sizeof words / sizeof *words; i++) {
+            if (len - at >= words[i].len && memcmp(text + at, words[i].word, words[i].len) == 0) {
+                taken = words[i].len;
+                memcpy(text + at, words[i].by, taken);
+            }
+        }
+        quoted = quoted != (text[at] == '"');
+        at += taken > 0 ? taken : quoted && text[at] == '\\' ? 2 : 1;
+    }
+}
+
+/* @param python whether the file may have the numbers that only Python's JSON has. */
+static fc_code load(const char *path, const char *what, const char *example, bool python, json_t **out, fc_error *err) {
     char *text = NULL;
     size_t len = 0;
     json_error_t wrong;
     *out = NULL;
     FC_TRY(read_text(path, what, &text, &len, err));
+    if (python) {
+        fc_json_hide_nonfinite(text, len);
+    }
     json_t *root = json_loadb(text, len, JSON_REJECT_DUPLICATES, &wrong);
     free(text);
     if (!root) {
@@ -63,6 +87,10 @@ fc_code fc_json_load(const char *path, const char *what, const char *example, js
     }
     *out = root;
     return FC_OK;
+}
+
+fc_code fc_json_load(const char *path, const char *what, const char *example, json_t **out, fc_error *err) {
+    return load(path, what, example, false, out, err);
 }
 
 const char *const *fc_json_strings(const json_t *value, fc_arena *arena, bool *malformed) {
@@ -87,6 +115,6 @@ fc_code fc_json_load_config(const char *path, fc_arena *arena, const char **file
     struct stat st;
     const bool folder = stat(path, &st) == 0 && S_ISDIR(st.st_mode);
     *file = fc_arena_printf(arena, "%s%s", path, folder ? "/config.json" : "");
-    return *file ? fc_json_load(*file, "a model's configuration", "{\"num_attention_heads\": 32}", out, err)
+    return *file ? load(*file, "a model's configuration", "{\"num_attention_heads\": 32}", true, out, err)
                  : fc_no_memory(err, path);
 }

@@ -19,7 +19,14 @@
 fc_code fc_json_load(const char *path, const char *what, const char *example, json_t **out, fc_error *err);
 
 /**
- * Loads a model's config.json.
+ * Replaces NaN, Infinity and -Infinity, which Python's json writes and reads although JSON has no such values, by empty
+ * lists and spaces, so that the length stays and nothing takes them for numbers. Texts that Python refuses stay
+ * malformed, because an empty list may stand nowhere else than these words.
+ */
+void fc_json_hide_nonfinite(char *text, size_t len);
+
+/**
+ * Loads a model's config.json. Python's NaN and Infinity in it are empty lists: see fc_json_hide_nonfinite.
  * @param path the file, or its folder.
  * @param file receives the path of the file, which `arena` owns.
  */
