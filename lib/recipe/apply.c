@@ -106,7 +106,7 @@ static long likeness(const char *name, const char *pattern) {
 }
 
 fc_code fc_recipe_no_rule(const fc_recipe_builder *b, const char *name) {
-    const char *nearest = NULL;
+    const char *nearest = NULL, *when = NULL;
     long best = 0;
     for (size_t r = 0; r < b->recipe->nrules; r++) {
         for (size_t p = 0; p < b->recipe->rules[r].nfrom; p++) {
@@ -114,11 +114,13 @@ fc_code fc_recipe_no_rule(const fc_recipe_builder *b, const char *name) {
             if (!nearest || like > best) {
                 best = like;
                 nearest = b->recipe->rules[r].from[p];
+                when = b->applies[r] ? NULL : b->recipe->rules[r].when;
             }
         }
     }
-    fc_code rc = fc_fail(b->err, FC_EUSAGE, "%s: no rule of the recipe %s takes '%.256s'; the nearest is '%s'",
-                         b->source->path, b->recipe->label, name, nearest ? nearest : "none");
+    fc_code rc = fc_fail(b->err, FC_EUSAGE, "%s: no rule of the recipe %s takes '%.256s'; the nearest is '%s'%s%s%s",
+                         b->source->path, b->recipe->label, name, nearest ? nearest : "none",
+                         when ? ", which is only for models with '" : "", when ? when : "", when ? "'" : "");
     return fc_advise(b->err, rc, FC_HINT_EXCLUDE, name);
 }
 

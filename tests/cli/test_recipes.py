@@ -20,7 +20,7 @@ CASES = [("torchtitan-llama3", "torchtitan-llama3", []), ("torchtitan-llama3-tie
          ("litgpt-llama", "litgpt-llama", []), ("litgpt-qwen2", "litgpt-llama", []), ("litgpt-qwen3", "litgpt-llama", []),
          ("litgpt-gemma2", "litgpt-gemma", []), ("litgpt-gemma3", "litgpt-gemma", []), ("litgpt-phi3", "litgpt-phi", []),
          ("litgpt-pythia", "litgpt-neox", []), ("nanogpt", "nanogpt", []),
-         ("meta-llama", "meta-llama", ["rope.freqs"]),
+         ("meta-llama", "meta-llama", ["rope.freqs"]), ("nanotron-llama", "nanotron-llama", []), ("nanotron-qwen2", "nanotron-llama", []),
          ("torchtitan-deepseek-v3", "torchtitan-deepseek-v3", []), ("torchtitan-deepseek-v3-lite", "torchtitan-deepseek-v3", []),
          ("torchtitan-gpt-oss", "torchtitan-gpt-oss", ["layers.0.moe.expert_bias_E", "layers.1.moe.expert_bias_E"]),
          ("transformers-deepseek-v3", "transformers-deepseek-v3", []),
@@ -262,6 +262,39 @@ class Shipped(harness.Case):
         safetensors_file.write(self.path("hub.safetensors"), hub)
         self.check("hub.safetensors", safetensors_file.read(os.path.join(here, "from.safetensors")), "--recipe", "nanogpt",
                    "--reverse", "--exclude", "*.attn.bias")
+
+    def test_rope_of_nanotron(self):
+        """model_config.json of nanotron has rope_interleaved; its version 0.4 had no such member, and always interleaved pairs."""
+        here = os.path.join(RECIPES, "nanotron-llama")
+        source, want = os.path.join(here, "from.safetensors"), safetensors_file.read(os.path.join(here, "to.safetensors"))
+        with open(os.path.join(here, "config.json"), encoding="utf-8") as f:
+            config = json.load(f)
+        for more, good in (({"rope_interleaved": False}, True), ({"rope_interleaved": True}, False), ({}, False)):
+            with self.subTest(str(more)):
+                with open(self.path("model_config.json"), "w", encoding="utf-8") as f:
+                    json.dump({**config, "is_llama_config": True, **more}, f)
+                given = ("--recipe", "nanotron-llama", "--config", "model_config.json")
+                if good:
+                    self.check(source, want, *given)
+                else:
+                    self.fails(2, "consolidate", source, "-o", "none.safetensors", *given,
+                               contains=["attn.qkv_proj.weight', which is only for models with 'rope_in_halves'"])
+
+    def test_checkpoint_of_nanotron(self):
+        """nanotron's own files of two tensor-parallel ranks and two stages, whose parameters are not those of a whole layer."""
+        here = os.path.join(harness.CORPUS, "..", "nanotron")
+        whole = safetensors_file.read(os.path.join(here, "expected.safetensors"))
+        with open(self.path("config.json"), "w", encoding="utf-8") as f:
+            json.dump({"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 8}, f)
+        given = ("--recipe", "nanotron-llama", "--config", "config.json")
+        self.ok("export", os.path.join(here, "tp2pp2"), "-o", "hub", *given)
+        got = safetensors_file.read(self.path("hub", "model.safetensors"))
+        for i in range(2):
+            for name, parts in (("attn.qkv", ("self_attn.q", "self_attn.k", "self_attn.v")), ("mlp.gate_up", ("mlp.gate", "mlp.up"))):
+                want = whole[f"model.decoder.{i}.pp_block.{name}_proj.weight"][2]
+                self.assertEqual(b"".join(got[f"model.layers.{i}.{part}_proj.weight"][2] for part in parts), want)
+        self.assertEqual(got["lm_head.weight"], whole["model.lm_head.pp_block.weight"])
+        self.check("hub", whole, *given, "--reverse")
 
     def test_new_tensors_are_sharded(self):
         here = os.path.join(RECIPES, "torchtitan-llama3")

@@ -7,7 +7,8 @@ made them: torchtitan 0.3.0 (Llama3StateDictAdapter, Qwen3StateDictAdapter) and 
 at commit 3adf61e (GPT.from_pretrained; NANOGPT names the folder of its model.py) with transformers 5.23.0,
 convert_llama_weights_to_hf of transformers 4.44.2, the last wheel series that has it, save_pretrained of transformers 5.23.0
 (fused experts), the mappings of megatron-bridge 0.3.1 with megatron-core 0.16.1, convert_state_to_hf of ai2-olmo-core 3.0.0, and
-ai2-olmo 0.6.0 with the scripts of allenai/OLMo at commit 59a53e3 (OLMO_SCRIPTS names the folder with convert_olmo2_to_hf.py).
+ai2-olmo 0.6.0 with the scripts of allenai/OLMo at commit 59a53e3 (OLMO_SCRIPTS names the folder with convert_olmo2_to_hf.py), and
+examples/llama of huggingface/nanotron at commit 2411b02 (NANOTRON names its folder) with transformers 5.24.0.
 """
 
 import importlib
@@ -296,6 +297,39 @@ def olmo(folder, name, script, **arguments):
     write(folder, state, saved, {**LLAMA, "model_type": name.lower(), "intermediate_size": 32})
 
 
+def nanotron(folder, tied=False, bias=False):
+    """Both of nanotron's scripts, which take the weights of modules; building nanotron's own modules needs a GPU. The scripts have no
+    biases: those of q, k and v are parts of qkv_proj.bias in this order, as in its Qwen2Attention."""
+    import transformers
+    for name in ("", ".config", ".models", ".models.llama", ".models.qwen", ".trainer"):
+        sys.modules["nanotron" + name] = unittest.mock.MagicMock()
+    sys.path.insert(0, os.environ["NANOTRON"])
+    to_hf = importlib.import_module("examples.llama.convert_nanotron_to_hf")
+    to_nanotron = importlib.import_module("examples.llama.convert_hf_to_nanotron")
+    config = transformers.LlamaConfig(**{**LLAMA, "tie_word_embeddings": tied})
+    shapes = {"token_position_embeddings.pp_block.token_embedding": (32, 16), "final_layer_norm.pp_block": (16,), "lm_head.pp_block": (32, 16)}
+    for i in range(2):
+        shapes.update({f"decoder.{i}.pp_block.{name}": shape for name, shape in {
+            "input_layernorm": (16,), "attn.qkv_proj": (32, 16), "attn.o_proj": (16, 16), "post_attention_layernorm": (16,),
+            "mlp.gate_up_proj": (48, 16), "mlp.down_proj": (16, 24)}.items()})
+    state = distinct({f"model.{name}.weight": torch.empty(shape) for name, shape in shapes.items()})
+    if tied:
+        state["model.lm_head.pp_block.weight"] = state["model.token_position_embeddings.pp_block.token_embedding.weight"]
+    model = transformers.LlamaForCausalLM(config).bfloat16()
+    to_hf.convert_nt_to_hf(unittest.mock.Mock(state_dict=lambda: state), model, config)
+    hf = {name: t for name, t in clones(model.state_dict()).items() if not (tied and name == "lm_head.weight")}
+    back = {name: torch.nn.Parameter(torch.empty_like(t)) for name, t in state.items()}
+    module = lambda name: unittest.mock.Mock(named_parameters=lambda recurse: [("weight", back[name])])
+    tree = [(name.removesuffix(".weight"), module(name)) for name in back]
+    to_nanotron.convert_hf_to_nt(model, unittest.mock.Mock(named_modules=lambda: tree), config)
+    assert all(torch.equal(back[name], t) for name, t in state.items())
+    for i in range(2 if bias else 0):
+        whole = state[f"model.decoder.{i}.pp_block.attn.qkv_proj.bias"] = torch.arange(32 * i, 32 * i + 32, dtype=torch.bfloat16)
+        for part, t in zip("qkv", whole.split((16, 8, 8))):
+            hf[f"model.layers.{i}.self_attn.{part}_proj.bias"] = t
+    write(folder, state, hf, {**LLAMA, "model_type": "qwen2" if bias else "llama", "tie_word_embeddings": tied})
+
+
 class Stubs(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Stands for all of megatron.bridge but its mappings, which need nothing else of it."""
     real = ("conversion.param_mapping", "conversion.mapping_registry", "conversion.utils", "deepseek.common",
@@ -380,6 +414,8 @@ CASES = {
                                       mlp_class_name="GptNeoxMLP"),
     "nanogpt": nanogpt,
     "meta-llama": meta_llama,
+    "nanotron-llama": nanotron,
+    "nanotron-qwen2": lambda f: nanotron(f, tied=True, bias=True),
     "torchtitan-0.2-llama3": lambda f: titan_02(f, "llama3", "Transformer", {"n_heads": 4, "n_kv_heads": 2}, {}),
     "torchtitan-0.2-qwen3-moe": lambda f: titan_02(f, "qwen3", "Qwen3", {
         "n_heads": 4, "n_kv_heads": 2, "head_dim": 8, "hidden_dim": 24, "moe_enabled": True, "moe_inter_dim": 12,
