@@ -94,6 +94,11 @@ fsdpckpt_optional(SECCOMP libseccomp libseccomp-dev
   "the sandbox of the process that reads HDF5 files, a filter of system calls (libseccomp-dev)")
 fsdpckpt_optional(ISAL libisal libisal-dev "fast gzip; zlib does it, which is slower (libisal-dev)")
 fsdpckpt_optional(ZSTD libzstd libzstd-dev "checkpoints that are compressed with Zstandard (libzstd-dev)")
+if(FSDPCKPT_STATIC_LIBRARIES)
+  find_library(BZIP2_LIBRARY_RELEASE NAMES libbz2.a) # FindBZip2 has no variable that asks for the archive
+endif()
+# Debian has no file of it for pkg-config.
+fsdpckpt_find_package(BZIP2 BZIP2_FOUND libbz2-dev "HDF5 files that are compressed with bzip2 (libbz2-dev)" BZip2)
 fsdpckpt_find_package(MPI MPI_C_FOUND libopenmpi-dev "mpirun and srun with several ranks (libopenmpi-dev)"
   MPI COMPONENTS C)
 # Python itself is not built for the fuzzers and ThreadSanitizer.

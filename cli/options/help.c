@@ -201,6 +201,7 @@ void help_version(text_out *out) {
                    "jansson   " FEATURE_JANSSON "\n"
                    "ISA-L     " FEATURE_ISAL "\n"
                    "zstd      " FEATURE_ZSTD "\n"
+                   "bzip2     " FEATURE_BZIP2 "\n"
                    "seccomp   " FEATURE_SECCOMP "\n"
                    "MPI       " FEATURE_MPI "\n"
                    "CUDA      " FEATURE_CUDA "\n"

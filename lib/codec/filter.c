@@ -6,6 +6,7 @@
 #include "base/checked.h"
 #include "codec/bitshuffle.h"
 #include "codec/blosc.h"
+#include "codec/bzip2.h"
 #include "codec/codec.h"
 #include "codec/lz.h"
 #include "codec/shuffle.h"
@@ -20,6 +21,7 @@ enum { INNER_LZ4 = 2, INNER_ZSTD = 3 }; /* how bitshuffle compresses its blocks;
 static const fc_filter_info filters[] = {
     {FC_FILTER_DEFLATE, "gzip", 1032, false},
     {FC_FILTER_SHUFFLE, "shuffle", 1, false},
+    {FC_FILTER_BZIP2, "bzip2", 0, false},
     {FC_FILTER_LZF, "lzf", 88, false}, /* three bytes are at most 264 */
     {FC_FILTER_BLOSC, "blosc", 0, true},
     {FC_FILTER_LZ4, "lz4", 255, false}, /* a byte of a length is at most 255 */
@@ -51,6 +53,9 @@ static bool parse_bitshuffle(const unsigned *values, size_t count, uint32_t elem
 }
 
 const char *fc_filter_lacking(const fc_filter *filter) {
+    if (filter->id == FC_FILTER_BZIP2) {
+        return fc_bzip2_is_built_in() ? NULL : "libbz2-dev";
+    }
     const bool zstd = filter->id == FC_FILTER_ZSTD || filter->inner == INNER_ZSTD;
     return zstd && !fc_zstd_is_built_in() ? "libzstd-dev" : NULL;
 }
@@ -204,6 +209,8 @@ fc_code fc_filter_undo(const fc_filter *filter, const unsigned char *in, size_t 
         }
         fc_unshuffle(in, out, out_size, element);
         return FC_OK;
+    case FC_FILTER_BZIP2:
+        return fc_bzip2_decode(in, in_size, out, out_size, err);
     case FC_FILTER_LZF:
         return fc_lzf_decode(in, in_size, out, out_size) ? FC_OK : damaged("lzf", err);
     case FC_FILTER_LZ4:

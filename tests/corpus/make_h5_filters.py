@@ -19,6 +19,8 @@ def decoded():
     yield "lzf-shuffle-fletcher32", dict(compression="lzf", shuffle=True, fletcher32=True)
     yield "zstd", dict(compression=plugin.Zstd(clevel=3))
     yield "zstd-shuffle", dict(compression=plugin.Zstd(clevel=3), shuffle=True)
+    yield "bzip2", dict(compression=plugin.BZip2())
+    yield "bzip2-shuffle", dict(compression=plugin.BZip2(blocksize=1), shuffle=True)
     yield "lz4", dict(compression=plugin.LZ4())
     yield "lz4-shuffle-blocks", dict(compression=plugin.LZ4(nbytes=1000), shuffle=True)
     yield "bitshuffle", dict(compression=plugin.Bitshuffle(cname="none"))
@@ -33,7 +35,6 @@ def decoded():
 
 def refused():
     yield "blosc2", dict(compression=plugin.Blosc2())
-    yield "bzip2", dict(compression=plugin.BZip2())
     yield "zfp", dict(compression=plugin.Zfp(reversible=True))
     yield "blosc-snappy", dict(compression=plugin.Blosc(cname="snappy", shuffle=plugin.Blosc.SHUFFLE))
 
@@ -61,7 +62,7 @@ def objects():
         for group, data in values.items():
             f[f"{group}/plain"] = data
             for case, options in decoded():
-                if case in ("lzf-shuffle-fletcher32", "zstd", "lz4", "bitshuffle", "bitshuffle-lz4", "blosc-zlib-byte"):
+                if case in ("lzf-shuffle-fletcher32", "zstd", "bzip2", "lz4", "bitshuffle", "bitshuffle-lz4", "blosc-zlib-byte"):
                     f.create_dataset(f"{group}/{case}", data=data, chunks=(128,), **options)
 
 

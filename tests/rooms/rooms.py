@@ -56,7 +56,7 @@ PUBLIC = {f"fsdpckpt/{name}.h": room for room, names in HEADERS.items() for name
 # The library calls the tables of formats and of encodings, which are defined in higher rooms.
 UPWARD_CALLS = {"fc_formats", "fc_object_encoding_find"}
 # Libraries that one room hides from all others.
-ONLY_IN = {r"zstd\w*\.h": "lib/codec", r"hdf5(_hl)?\.h|H5\w+\.h": "formats/hdf5", r"mpi\.h": "lib/comm", r"nccl\.h|cuda\w*\.h": "lib/gather"}
+ONLY_IN = {r"zstd\w*\.h|bzlib\.h": "lib/codec", r"hdf5(_hl)?\.h|H5\w+\.h": "formats/hdf5", r"mpi\.h": "lib/comm", r"nccl\.h|cuda\w*\.h": "lib/gather"}
 
 
 def room_of(path):

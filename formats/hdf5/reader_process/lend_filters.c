@@ -2,6 +2,7 @@
  * In the reader process: lends libhdf5 the filters that the engine undoes. It needs them for datasets that only it can
  * read: text, objects, and pipelines with two compressions.
  */
+#include "codec/bzip2.h"
 #include "codec/filter.h"
 #include "codec/zstd.h"
 #include "hdf5/reader_process/scan.h"
@@ -49,9 +50,17 @@ static uint64_t load_big(const unsigned char *at) {
     return value;
 }
 
+/* The same for bzip2. */
+static uint64_t count_bzip2(const stored *s) {
+    uint64_t total = 0;
+    return fc_bzip2_count(s->bytes, s->size, UINT32_MAX, &total, NULL) == FC_OK ? total : 0;
+}
+
 /* @return how many bytes the data says that it decodes to; 0 if it is damaged. */
 static uint64_t decoded_size(const stored *s) {
     switch (s->filter.id) {
+    case FC_FILTER_BZIP2:
+        return count_bzip2(s);
     case FC_FILTER_LZF:
         return s->nparameters > 2 ? s->parameters[2] : 0;
     case FC_FILTER_BLOSC:
@@ -105,6 +114,7 @@ static size_t undo(uint32_t id, unsigned flags, size_t nparameters, const unsign
         return undo(id, flags, n, parameters, size, room, buffer);                                                     \
     }
 
+FILTER(undo_bzip2, FC_FILTER_BZIP2)
 FILTER(undo_lzf, FC_FILTER_LZF)
 FILTER(undo_blosc, FC_FILTER_BLOSC)
 FILTER(undo_lz4, FC_FILTER_LZ4)
@@ -115,18 +125,17 @@ void fc_h5_lend_filters(void) {
     static const struct {
         H5Z_filter_t id;
         H5Z_func_t undo;
-    } filters[] = {{FC_FILTER_LZF, undo_lzf},
-                   {FC_FILTER_BLOSC, undo_blosc},
-                   {FC_FILTER_LZ4, undo_lz4},
-                   {FC_FILTER_BITSHUFFLE, undo_bitshuffle},
-                   {FC_FILTER_ZSTD, undo_zstd}};
+    } filters[] = {{FC_FILTER_BZIP2, undo_bzip2},           {FC_FILTER_LZF, undo_lzf},
+                   {FC_FILTER_BLOSC, undo_blosc},           {FC_FILTER_LZ4, undo_lz4},
+                   {FC_FILTER_BITSHUFFLE, undo_bitshuffle}, {FC_FILTER_ZSTD, undo_zstd}};
     for (size_t i = 0; i < sizeof filters / sizeof *filters; i++) {
         const H5Z_class2_t class = {.version = H5Z_CLASS_T_VERS,
                                     .id = filters[i].id,
                                     .decoder_present = 1,
                                     .name = "fsdpckpt",
                                     .filter = filters[i].undo};
-        if (filters[i].id != FC_FILTER_ZSTD || fc_zstd_is_built_in()) {
+        const fc_filter filter = {.id = (uint16_t)filters[i].id};
+        if (!fc_filter_lacking(&filter)) {
             H5Zregister(&class);
         }
     }

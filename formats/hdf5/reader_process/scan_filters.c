@@ -10,8 +10,6 @@
 static const char *filter_name(uint32_t id) {
     const fc_filter_info *info = fc_filter_find(id);
     switch (id) {
-    case 307:
-        return "bzip2";
     case 32013:
         return "zfp";
     case 32017:
