@@ -28,9 +28,10 @@ const option_row option_table[OPT_COUNT] = {
                 .kind = KIND_TEXT,
                 .arg = "FORMAT",
                 .offset = FIELD(to),
-                .help = "format of DST, one of accelerate, dcp, h5, pt, safetensors or torch_dist (default: from the "
-                        "extension of DST, see "
-                        "'fsdpckpt --help'; h5 for a directory of one file per rank without an extension)"},
+                .help =
+                    "format of DST, one of accelerate, dcp, fsdp_dtensor, h5, pt, safetensors or torch_dist (default: "
+                    "from the extension of DST, see 'fsdpckpt --help'; h5 for a directory of one file per rank "
+                    "without an extension)"},
     [OPT_DP] = {.name = "dp",
                 .kind = KIND_NUMBER,
                 .arg = "N",

@@ -108,14 +108,14 @@ fc_code fc_dcp_open(fc_checkpoint *checkpoint, const fc_open_options *options, c
     return FC_OK;
 }
 
-static fc_code dcp_open(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {
+fc_code fc_dcp_open_whole(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {
     const char *directory = NULL;
     FC_TRY(fc_dcp_open(checkpoint, options, &directory, err));
     checkpoint->whole = true;
     return fc_note_other_files(checkpoint, directory, err);
 }
 
-static void dcp_close(fc_checkpoint *checkpoint) {
+void fc_dcp_close(fc_checkpoint *checkpoint) {
     fc_dcp_state_free(checkpoint->state);
     checkpoint->state = NULL;
 }
@@ -134,8 +134,8 @@ const fc_format fc_format_dcp = {
         {
             .probe = dcp_probe,
             .list = dcp_list,
-            .open = dcp_open,
-            .close = dcp_close,
+            .open = fc_dcp_open_whole,
+            .close = fc_dcp_close,
             .rest = fc_dcp_rest,
             .extent = fc_dcp_extent,
             .read = fc_dcp_read,

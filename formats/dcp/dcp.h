@@ -19,6 +19,10 @@ fc_code fc_dcp_is_data(const char *path, bool *is, fc_error *err);
  */
 fc_code fc_dcp_open(fc_checkpoint *checkpoint, const fc_open_options *options, const char **directory, fc_error *err);
 
+/** The members `open` and `close` of fc_format_reader, for a checkpoint that is DCP alone. */
+fc_code fc_dcp_open_whole(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err);
+void fc_dcp_close(fc_checkpoint *checkpoint);
+
 /**
  * Reads the metadata file `metadata_path` of `directory` and sets all of `checkpoint` except its state. @param of_rank
  * it is that of one rank: its values must stay as they are listed, because they are compared first.

@@ -67,37 +67,37 @@ static json_t *make_rule(const fc_dist_layers *l, const fc_dist_kind *k) {
     return rule;
 }
 
-/* Makes the recipe as text. `*text` stays NULL if nothing changes; the caller frees it. */
-static fc_code make_recipe(const fc_dist_layers *l, char **text, fc_error *err) {
+/* Makes the rules, a JSON array. @return NULL when out of memory. */
+static json_t *make_rules(const fc_dist_layers *l) {
     json_t *rules = json_array();
     bool ok = rules;
     for (size_t i = 0; ok && i < l->nkinds; i++) {
         json_t *rule = make_rule(l, &l->kinds[i]);
         ok = rule && (json_is_null(rule) || json_array_append_new(rules, rule) == 0);
     }
-    const bool some = ok && json_array_size(rules) > 0;
-    json_t *recipe = some ? json_pack("{sssissssso}", "fsdpckpt", "recipe", "schema", 1, "description",
-                                      "the keys of megatron-core", "others", "keep", "rules", rules)
-                          : NULL;
-    *text = recipe ? json_dumps(recipe, JSON_COMPACT) : NULL;
-    if (!some) {
+    if (!ok) {
         json_decref(rules);
+        return NULL;
     }
-    json_decref(recipe);
-    return ok && (!some || *text) ? FC_OK : fc_no_memory(err, NULL);
+    return rules;
 }
 
-static fc_code apply_recipe(fc_checkpoint **source, const fc_target *target, const fc_dist_layers *l, fc_arena *arena,
-                            fc_error *err) {
-    char *text = NULL;
-    const fc_recipe *recipe = NULL;
-    fc_checkpoint *made = NULL;
-    FC_TRY(make_recipe(l, &text, err));
-    if (!text) {
+fc_code fc_dist_apply_rules(fc_checkpoint **source, const fc_target *target, const char *name, json_t *rules,
+                            fc_arena *arena, fc_error *err) {
+    if (rules && json_array_size(rules) == 0) {
+        json_decref(rules);
         return FC_OK;
     }
-    fc_code rc = fc_recipe_parse("torch_dist", text, strlen(text), NULL, arena, &recipe, err);
-    rc = rc == FC_OK ? fc_recipe_apply(*source, target, recipe, &made, err) : rc;
+    json_t *recipe = rules ? json_pack("{sssissssso}", "fsdpckpt", "recipe", "schema", 1, "description",
+                                       "the keys of megatron-core", "others", "keep", "rules", rules)
+                           : NULL;
+    char *text = recipe ? json_dumps(recipe, JSON_COMPACT) : NULL;
+    const fc_recipe *parsed = NULL;
+    fc_checkpoint *made = NULL;
+    json_decref(recipe);
+    FC_NEED(text, err, NULL);
+    fc_code rc = fc_recipe_parse(name, text, strlen(text), NULL, arena, &parsed, err);
+    rc = rc == FC_OK ? fc_recipe_apply(*source, target, parsed, &made, err) : rc;
     free(text);
     if (rc == FC_OK) {
         *source = made;
@@ -293,8 +293,7 @@ static fc_code add_values(fc_dist_adapting *a, const fc_target *target, const fc
 
 static const fc_derived_kind adapted_kind = {.size = sizeof(fc_derived)};
 
-/* Whether tensors have megatron-core's keys already. */
-static bool has_keys(const fc_target *target) {
+bool fc_dist_has_keys(const fc_target *target) {
     for (size_t i = 0; i < target->ntensors; i++) {
         const char *name = target->tensors[i].name, *layers = strstr(name, ".layers.");
         const char first = layers ? layers[strlen(".layers.")] : '0';
@@ -307,8 +306,7 @@ static bool has_keys(const fc_target *target) {
     return false;
 }
 
-/* Refuses the names of the hub, which would become keys that megatron-core does not look for. */
-static fc_code refuse_hub_names(const fc_target *target, fc_error *err) {
+fc_code fc_dist_refuse_hub_names(const fc_target *target, fc_error *err) {
     for (size_t i = 0; i < target->ntensors; i++) {
         const char *name = target->tensors[i].name;
         if (strncmp(name, "model.layers.", strlen("model.layers.")) == 0) {
@@ -340,8 +338,7 @@ static fc_code refuse_halves(const fc_target *target, fc_error *err) {
     return FC_OK;
 }
 
-/* The ranks' files have the model under "model". */
-static bool has_model(const fc_checkpoint *source) {
+bool fc_dist_has_model(const fc_checkpoint *source) {
     for (size_t i = 0; i < source->ntensors; i++) {
         const char *name = source->tensors[i].name;
         if (strncmp(name, "model.decoder.", strlen("model.decoder.")) == 0 ||
@@ -361,13 +358,13 @@ static fc_code adapt(fc_checkpoint **source, const fc_selection *how, fc_arena *
     *left_out += counts.left_out;
     fc_dist_drop_lists(&target);
     changed = target;
-    if (!has_keys(&target)) {
+    if (!fc_dist_has_keys(&target)) {
         const fc_selection all = {0};
         const fc_checkpoint *before = *source;
-        FC_TRY(refuse_hub_names(&target, err));
+        FC_TRY(fc_dist_refuse_hub_names(&target, err));
         FC_TRY(refuse_halves(&target, err));
         FC_TRY(fc_dist_find_layers(&target, arena, &layers, err));
-        FC_TRY(apply_recipe(source, &target, &layers, arena, err));
+        FC_TRY(fc_dist_apply_rules(source, &target, "torch_dist", make_rules(&layers), arena, err));
         FC_TRY(*source == before ? FC_OK : fc_target_new(*source, &all, arena, &changed, &counts, err));
     }
     fc_dist_adapting a = {.source = *source, .names = fc_name_table_new(arena, 2 * target.ntensors), .err = err};
@@ -383,17 +380,17 @@ bool fc_dist_is_adapted(const fc_checkpoint *source) {
     return fc_derived_of(source, &adapted_kind) != NULL;
 }
 
-fc_code fc_dist_adapt(const fc_checkpoint *source, const fc_selection *selection, size_t *left_out, fc_checkpoint **out,
-                      fc_error *err) {
+fc_code fc_dist_adapt_with(fc_dist_adapter *adapt_values, const fc_checkpoint *source, const fc_selection *selection,
+                           size_t *left_out, fc_checkpoint **out, fc_error *err) {
     fc_arena *arena = fc_arena_new();
     fc_checkpoint *made = (fc_checkpoint *)(uintptr_t)source; /* never changed or closed */
     *out = NULL;
-    const fc_selection how = {.include = selection->include,
-                              .exclude = selection->exclude,
-                              .strip_prefix =
-                                  selection->strip_prefix || !has_model(source) ? selection->strip_prefix : "model.",
-                              .rename = selection->rename};
-    const fc_code rc = arena ? adapt(&made, &how, arena, left_out, err) : fc_no_memory(err, source->path);
+    const fc_selection how = {
+        .include = selection->include,
+        .exclude = selection->exclude,
+        .strip_prefix = selection->strip_prefix || !fc_dist_has_model(source) ? selection->strip_prefix : "model.",
+        .rename = selection->rename};
+    const fc_code rc = arena ? adapt_values(&made, &how, arena, left_out, err) : fc_no_memory(err, source->path);
     fc_arena_free(arena);
     if (made != source) {
         fc_derived_lend(made, source);
@@ -404,4 +401,9 @@ fc_code fc_dist_adapt(const fc_checkpoint *source, const fc_selection *selection
         fc_checkpoint_close(made);
     }
     return rc;
+}
+
+fc_code fc_dist_adapt(const fc_checkpoint *source, const fc_selection *selection, size_t *left_out, fc_checkpoint **out,
+                      fc_error *err) {
+    return fc_dist_adapt_with(adapt, source, selection, left_out, out, err);
 }

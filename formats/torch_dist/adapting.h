@@ -1,10 +1,13 @@
 /*
- * What the steps of adapt.c share: the values that the adapted checkpoint gets.
+ * What the steps of adapt.c share, and formats/fsdp_dtensor with them: the values that the adapted checkpoint gets.
  */
 #pragma once
 
 #include "base/name_table.h"
 #include "fsdpckpt/format.h"
+#include "fsdpckpt/select.h"
+
+#include <jansson.h>
 
 typedef struct fc_dist_adapting {
     fc_checkpoint *source, *out;
@@ -32,3 +35,28 @@ void fc_dist_drop_lists(fc_target *target);
  * @param step  receives the number of its steps; -1: there is no such optimizer, and nothing is added.
  */
 fc_code fc_dist_add_optimizer(fc_dist_adapting *a, const fc_target *target, bool *taken, int64_t *step);
+
+/** Gives the values of `*source` that `how` chooses other names and shapes. `*source` becomes the result. */
+typedef fc_code fc_dist_adapter(fc_checkpoint **source, const fc_selection *how, fc_arena *arena, size_t *left_out,
+                                fc_error *err);
+
+/** Implements fc_format_target.adapt by `adapt`. What Megatron's rank files have under "model" is selected without it.
+ */
+fc_code fc_dist_adapt_with(fc_dist_adapter *adapt, const fc_checkpoint *source, const fc_selection *selection,
+                           size_t *left_out, fc_checkpoint **out, fc_error *err);
+
+/** Whether the model is under "model", as in Megatron's rank files. */
+bool fc_dist_has_model(const fc_checkpoint *source);
+
+/** Whether tensors have the keys of torch_dist already: those of all layers, or all experts of a layer, in one. */
+bool fc_dist_has_keys(const fc_target *target);
+
+/** Refuses the names of the hub, which would become keys that megatron-core does not look for. */
+fc_code fc_dist_refuse_hub_names(const fc_target *target, fc_error *err);
+
+/**
+ * Applies a recipe with `rules`, which it frees. `*source` stays if there are none.
+ * @param name of the recipe, for messages. @param rules NULL: memory has run out
+ */
+fc_code fc_dist_apply_rules(fc_checkpoint **source, const fc_target *target, const char *name, json_t *rules,
+                            fc_arena *arena, fc_error *err);

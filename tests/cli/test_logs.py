@@ -90,7 +90,7 @@ class Logs(harness.Case):
         self.harmless("average", a, c, "-o", "::error::n.h5")
         with open(self.path(c), "r+b") as f:
             f.truncate(200)
-        formats = {"accelerate", "dcp", "h5", "pt", "safetensors", "torch_dist"}
+        formats = {"accelerate", "dcp", "fsdp_dtensor", "h5", "pt", "safetensors", "torch_dist"}
         known = [n for n in re.findall(r"^  ([a-z][a-z0-9]*) ", self.run_tool("--help").stdout, re.MULTILINE) if n not in formats]
         self.assertTrue(len(known) > 10 and set(known) <= self.seen | {"help"}, set(known) - self.seen)
         for command in known:

@@ -47,9 +47,9 @@ class Usage(harness.Case):
             return next(" ".join(t.split()) for t in terms if f"--{option}" in t.split("  ")[0] + t.split("\n")[0])
 
         formats = re.findall(r"^  (\w+) .*\n", self.ok("--help").split("the extension of -o):\n")[1].split("'fsd")[0], re.M)
-        self.assertEqual(sorted(formats), ["accelerate", "dcp", "h5", "pt", "safetensors", "torch_dist"])
+        self.assertEqual(sorted(formats), ["accelerate", "dcp", "fsdp_dtensor", "h5", "pt", "safetensors", "torch_dist"])
         for command in ("consolidate", "reshard", "convert", "average"):
-            self.assertIn("format of DST, one of accelerate, dcp, h5, pt, safetensors or torch_dist", meaning(command, "to"))
+            self.assertIn("format of DST, one of accelerate, dcp, fsdp_dtensor, h5, pt, safetensors or torch_dist", meaning(command, "to"))
             self.assertNotIn("npy", meaning(command, "to"))
         self.assertIn("one of raw, npy, and json for objects", meaning("extract", "to"))
         for command in ("extract", "schema"):

@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""Checkpoints of Megatron-FSDP (--ckpt-format fsdp_dtensor) that we resharded, loaded by real megatron-core (gloo, CPU) into its
-FullyShardedDataParallel and distributed optimizer. Each rank must have what it has after it loaded the original.
+"""Checkpoints of Megatron-FSDP (--ckpt-format fsdp_dtensor) that we resharded, or made of a model of the hub, loaded by real
+megatron-core (gloo, CPU) into its FullyShardedDataParallel and distributed optimizer. Each rank must have what it has after it
+loaded the original.
 
 usage: fsdp_dtensor_load.py FSDPCKPT CORPUS       exit 77 without megatron-core
 """
 import glob
 import hashlib
 import os
+import re
 import socket
 import sys
 import tempfile
@@ -42,18 +44,30 @@ def digest(value):
     return hashlib.sha256(t.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
 
 
-def loaded(case, wrapped, optimizer, folder):
-    """What a rank has after the load."""
+def with_engine(state, experts):
+    """The model's values under the names of Transformer Engine's layers, which recipes make."""
+    names = {}
+    for name, value in state.items():
+        new = re.sub(r"\.local_experts\.(\d+)\.linear_(fc\d)\.weight", r".linear_\2.weight\1", name)
+        new = new.replace(".input_layernorm.", ".self_attention.linear_qkv.layer_norm_")
+        names[new if experts else new.replace(".pre_mlp_layernorm.", ".mlp.linear_fc1.layer_norm_")] = value
+    return names
+
+
+def loaded(case, wrapped, optimizer, folder, engine=False):
+    """What a rank has after the load. @param engine only of the model, under Transformer Engine's names"""
     state = maker.make_state(case, wrapped, optimizer)
     for name, value in flatten(state):
         if hasattr(value, "to_local"):
             value.to_local().fill_(7)
     groups = state["optimizer"]["param_to_group_meta"]
     state["optimizer"]["param_to_group_meta"] = {p: {k: None for k in maker.GROUPS} for p in groups}
-    dcp.load(state, storage_reader=dcp.FileSystemReader(folder))
-    untouched = [name for name, v in flatten(state) if hasattr(v, "to_local") and v.to_local().numel() and (v.to_local() == 7).all()]
+    asked = {"model": with_engine(state["model"], "experts" in case)} if engine else state
+    dcp.load(asked, storage_reader=dcp.FileSystemReader(folder))
+    found = {"model": state["model"]} if engine else state
+    untouched = [name for name, v in flatten(found) if hasattr(v, "to_local") and v.to_local().numel() and (v.to_local() == 7).all()]
     assert not untouched, untouched
-    return {name: digest(value) for name, value in flatten(state)}
+    return {name: digest(value) for name, value in flatten(found)}
 
 
 def on_rank(rank, port, name, own, ours, failures):
@@ -64,10 +78,11 @@ def on_rank(rank, port, name, own, ours, failures):
         wrapped = maker.wrap(case, config, model)
         optimizer = maker.make_optimizer(wrapped)
         want = loaded(case, wrapped, optimizer, own)
-        for folder in ours:
-            got = loaded(case, wrapped, optimizer, folder)
-            if got != want or not want:
-                failures.put("rank %d: %s: %s" % (rank, folder, sorted(n for n in want if got.get(n) != want[n])))
+        for folder, engine in ours:
+            got = loaded(case, wrapped, optimizer, folder, engine)
+            asked = {n: v for n, v in want.items() if not engine or n.startswith("/model/")}
+            if got != asked or not asked:
+                failures.put("rank %d: %s: %s" % (rank, folder, sorted(n for n in asked if got.get(n) != asked[n])))
     except Exception:  # noqa: BLE001
         failures.put("rank %d: %s" % (rank, traceback.format_exc()))
 
@@ -85,9 +100,13 @@ def main():
         if "experts" in models.CASES[name] and not can_hold_experts():
             continue
         with tempfile.TemporaryDirectory() as home, socket.socket() as s:
-            ours = [os.path.join(home, n) for n in ("one", "three")]
-            run(program, "reshard", own, "-o", ours[0], "--to", "dcp", "--dp", "1", "-q")
-            run(program, "reshard", own, "-o", ours[1], "--to", "dcp", "--dp", "3", "-q")
+            ours = [(os.path.join(home, n), n == "hub") for n in ("one", "three", "hub")]
+            case = os.path.dirname(own[:-1])
+            run(program, "reshard", own, "-o", ours[0][0], "--to", "dcp", "--dp", "1", "-q")
+            run(program, "reshard", own, "-o", ours[1][0], "--to", "fsdp_dtensor", "--dp", "3", "-q")
+            run(program, "reshard", os.path.join(case, "to.safetensors"), "-o", ours[2][0], "--to", "fsdp_dtensor", "--dp", "3",
+                "--recipe", "megatron-qwen-moe" if "experts" in models.CASES[name] else "megatron-llama", "--reverse", "--config",
+                case, "-q")
             s.bind(("127.0.0.1", 0))
             port = s.getsockname()[1]
             s.close()

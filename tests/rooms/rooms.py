@@ -18,7 +18,7 @@ ROOMS = """lib/base lib/io lib/sharding lib/checkpoint lib/plan lib/codec lib/co
 lib/move lib/flat lib/wrap lib/derived lib/weights lib/recipe lib/stats lib/diff lib/infer lib/check lib/export lib/verify
 formats/torch/names formats/torch/zip formats/torch/pickle formats/torch/object formats/torch/file formats/safetensors
 formats/dcp formats/pt formats/hdf5 formats/schema formats/flax formats/accelerate formats/lightning formats/deepspeed
-formats/nanotron formats/megatron formats/torch_dist formats/delta formats cli/output cli/options cli cli/inspect cli/commands
+formats/nanotron formats/megatron formats/torch_dist formats/fsdp_dtensor formats/delta formats cli/output cli/options cli cli/inspect cli/commands
 lib/sharded_tensor lib/gather train""".split()
 TRAINING = ("lib/sharded_tensor", "lib/gather", "train")
 LEVEL = {room: level for level, room in enumerate(ROOMS)}
