@@ -114,6 +114,19 @@ def check_case(program, home, folder, name, recipe, names):
         check(values["iteration"] == 10 and type(values["args"]).__name__ == "Namespace", "%s: %s" % (name, values))
 
 
+def check_nemo(program, home, case):
+    """NeMo 2 has `module.` before the names, which a recipe with other names makes (docs/TRAINERS.md)."""
+    recipe, made = os.path.join(home, "nemo.json"), os.path.join(home, "nemo", "weights")
+    with open(recipe, "w") as f:
+        f.write(re.sub(r'"(embedding|decoder|output_layer)\.', r'"module.\1.', run(program, "recipes", "megatron-llama").stdout))
+    os.mkdir(os.path.dirname(made))
+    run(program, "reshard", os.path.join(case, "to.safetensors"), "-o", made, "--dp", "2", "--to", "torch_dist", "--recipe", recipe,
+        "--reverse", "--config", case, "-q")
+    compare("NeMo", os.path.join(case, "weights"), made)
+    check(all(k.startswith("module.") for k in read(made)), "NeMo: %s" % sorted(read(made)))
+    check_files("NeMo", os.path.join(case, "weights"), made)
+
+
 def check_another(program, home, own):
     """From a torch_dist of another mesh: every value stays."""
     made = os.path.join(home, "another")
@@ -309,6 +322,7 @@ def main():
         check_refused_optimizers(program, home)
         check_many_experts(program, home)
         check_hub_names(program, home)
+        check_nemo(program, home, os.path.join(folder, "megatron-dist-nemo"))
         check_another(program, home, os.path.join(folder, "megatron-dist-llama", "torch_dist"))
     return finish("torch_dist_written")
 
