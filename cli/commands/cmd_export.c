@@ -42,7 +42,8 @@ typedef struct exported {
 
 /* ---- the reference ---- */
 
-/* Finds a file in the folder SRC. Of verl's dist_ckpt/ with Megatron's checkpoint, it is in the folder above. */
+/* Finds a file in the folder SRC, or in its model/, as of verl's actor/ with Megatron's checkpoint, whose own folder is
+   dist_ckpt/ next to the file. */
 static fc_code find_beside(const exported *x, const char *name, const char **out, fc_error *err) {
     const char *source = x->o.noperands == 1 ? x->o.operands[0] : "";
     size_t len = strlen(source);
@@ -50,9 +51,13 @@ static fc_code find_beside(const exported *x, const char *name, const char **out
         len--;
     }
     const bool megatron = len >= 9 && strncmp(source + len - 9, "dist_ckpt", 9) == 0;
-    const char *path = fc_arena_printf(x->arena, "%.*s/%s%s", (int)len, source, megatron ? "../" : "", name);
-    FC_NEED(path, err, NULL);
-    *out = access(path, F_OK) == 0 ? path : NULL;
+    const char *const places[] = {megatron ? "../" : "", "model/"};
+    *out = NULL;
+    for (size_t i = 0; !*out && i < sizeof places / sizeof *places; i++) {
+        const char *path = fc_arena_printf(x->arena, "%.*s/%s%s", (int)len, source, places[i], name);
+        FC_NEED(path, err, NULL);
+        *out = access(path, F_OK) == 0 ? path : NULL;
+    }
     return FC_OK;
 }
 

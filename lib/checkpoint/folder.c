@@ -318,9 +318,9 @@ static bool is_beside_model(const char *name) {
     static const char *const starts[] = {
         "optim",   "sched",    "lr_sched",          "training_args", "random_states", "rng_",         "scaler",
         "sampler", "dl_state", "custom_checkpoint", "extra_state",   "dataloader",    "pytorch_optim"};
-    static const char *const stems[] = {"train",          "trainer",     "data",          "meta",
-                                        "args",           "random",      "trainer_state", "recipe_state",
-                                        "running_states", "data_reader", "rng",           "train_state"};
+    static const char *const stems[] = {"train",  "trainer",       "data",         "meta",           "args",
+                                        "random", "trainer_state", "recipe_state", "running_states", "data_reader",
+                                        "rng",    "train_state",   "extra"};
     const size_t n = strcspn(name, ".");
     bool is = false;
     for (size_t i = 0; i < sizeof starts / sizeof *starts && !is; i++) {

@@ -53,6 +53,33 @@ class Verl(Trainers):
                    contains=[f"does not fit {run}/actor/huggingface", "has 2 layers, and config.json says 3"])
         self.assertNotIn("hub", self.listing())
 
+    def test_megatron(self):
+        """verl 0.9 has model/, optimizer/ and extra/ in actor/, each with a dist_ckpt/ of megatron-core; older ones have one dist_ckpt/.
+        With Megatron-FSDP, model/dist_ckpt/ has everything."""
+        llama = os.path.join(harness.CORPUS, "..", "recipes", "megatron-dist-llama")
+        want = safetensors_file.read(os.path.join(llama, "to.safetensors"))
+        for saved, where in (("torch_dist", "model"), ("fsdp_dtensor-0.16.1", "model"), ("torch_dist", "")):
+            with self.subTest(saved, where=where):
+                shutil.rmtree(self.path("step"), ignore_errors=True)
+                folder = os.path.normpath(os.path.join("step", "actor", where))
+                shutil.copytree(os.path.join(llama, saved), self.path(folder, "dist_ckpt"))
+                os.mkdir(self.path(folder, "huggingface"))
+                shutil.copy(os.path.join(llama, "config.json"), self.path(folder, "huggingface"))
+                for name in ("transformer_config.json", "ckpt_contents.json"):
+                    with open(self.path("step", "actor", name), "w", encoding="utf-8") as f:
+                        f.write("{}")
+                for other, values in (("optimizer", "optim*"), ("extra", "iteration")) if where and saved == "torch_dist" else ():
+                    os.mkdir(self.path("step", "actor", other))
+                    self.ok("consolidate", os.path.join(llama, saved), "-o", f"step/actor/{other}/dist_ckpt", "--to", "torch_dist",
+                            "--include", values, "-q")
+                for source in ("step/actor", f"{folder}/dist_ckpt"):
+                    p = self.run_tool("export", source, "-o", "hub", "-f", "--dtype", "bf16")
+                    entered = f"fsdpckpt: {source}: reads {folder}/dist_ckpt\n" if source == "step/actor" else ""
+                    self.assertEqual((p.returncode, p.stderr), (0, entered))
+                    self.assertEqual(self.exported(), want)
+                    self.assertIn("names:    megatron-llama, ", p.stdout)
+                    self.assertIn("copied:   config.json, from ", p.stdout)
+
     def test_options(self):
         run = self.folder("verl", "fsdp2")
         self.ok("export", f"{run}/actor", "-o", "hub", "--dtype", "bf16")
