@@ -2,17 +2,27 @@
  * Finds which bytes differ. See changes.h.
  *
  * First the comparison, without a branch: each group of 64 bytes becomes a map, in which a bit is set for each byte
- * that differs. Then the places where changes begin and end are read from the maps.
+ * that differs. Then the places where changes begin and end, the edges, are read from the maps. How many edges a map
+ * has cannot be foreseen, so a processor that counts bits with one instruction reads EDGES of each map, however many
+ * there are.
  */
 #include "codec/changes.h"
 
+#include <stdbool.h>
 #include <string.h>
 
 #ifdef __SSE2__
 #include <emmintrin.h>
 #endif
 
-enum { GROUP = 64, GROUPS = FC_CHANGE_BLOCK / GROUP, WIDEN = FC_CHANGE_GAP - 1 };
+/* A unit test also builds this file with FSDPCKPT_PORTABLE_CHANGES, which leaves out the instructions of newer
+   processors. */
+#if defined(__x86_64__) && !defined(FSDPCKPT_PORTABLE_CHANGES)
+#define USE_X86 1
+#include <immintrin.h>
+#endif
+
+enum { GROUP = 64, GROUPS = FC_CHANGE_BLOCK / GROUP, WIDEN = FC_CHANGE_GAP - 1, EDGES = 4 };
 
 static const unsigned char zeros[GROUP];
 
@@ -86,21 +96,98 @@ static inline uint64_t widen(uint64_t map, uint64_t before) {
     return wide;
 }
 
-size_t fc_find_changes(const unsigned char *old, const unsigned char *made, size_t size, fc_change *changes,
-                       size_t *bytes) {
-    uint64_t maps[GROUPS + 2], wide = 0, last = 0;
-    uint32_t edges[2 * FC_MOST_CHANGES], *end = edges;
-    const size_t groups = size / GROUP;
-    *bytes = map_groups(old, made, groups, maps);
-    *bytes += map_rest(old ? old + groups * GROUP : NULL, made + groups * GROUP, size - groups * GROUP, &maps[groups]);
-    maps[groups + 1] = 0;
-    for (size_t g = 0; *bytes > 0 && g < groups + 2; g++) {
+/* Lists where changes begin, and the WIDEN bits after their ends. @return the end of the list. */
+static uint32_t *list_edges(const uint64_t *maps, size_t count, uint32_t *out) {
+    uint64_t wide = 0, last = 0;
+    for (size_t g = 0; g < count; g++) {
         const uint64_t before = wide >> (GROUP - 1);
         wide = widen(maps[g], last);
         last = maps[g];
         for (uint64_t edge = wide ^ (wide << 1 | before); edge != 0; edge &= edge - 1) {
-            *end++ = (uint32_t)(g * GROUP) + (uint32_t)__builtin_ctzll(edge);
+            *out++ = (uint32_t)(g * GROUP) + (uint32_t)__builtin_ctzll(edge);
         }
+    }
+    return out;
+}
+
+/* ---- the same with the instructions of newer processors ---- */
+
+#ifdef USE_X86
+
+#define NEWER __attribute__((target("avx2,bmi,popcnt")))
+
+static bool has_newer(void) {
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") && __builtin_cpu_supports("popcnt");
+}
+
+NEWER static inline uint64_t same_bits_newer(const unsigned char *bytes, __m256i other) {
+    const __m256i same = _mm256_cmpeq_epi8(_mm256_loadu_si256((const __m256i *)(const void *)bytes), other);
+    return (uint32_t)_mm256_movemask_epi8(same);
+}
+
+NEWER static size_t map_groups_newer(const unsigned char *old, const unsigned char *made, size_t groups,
+                                     uint64_t *maps) {
+    size_t differ = 0;
+    for (size_t g = 0; g < groups; g++, made += GROUP) {
+        __m256i first = _mm256_setzero_si256(), second = first;
+        if (old) {
+            first = _mm256_loadu_si256((const __m256i *)(const void *)(old + g * GROUP));
+            second = _mm256_loadu_si256((const __m256i *)(const void *)(old + g * GROUP + GROUP / 2));
+        }
+        maps[g] = ~(same_bits_newer(made, first) | same_bits_newer(made + GROUP / 2, second) << (GROUP / 2));
+        differ += (size_t)_mm_popcnt_u64(maps[g]);
+    }
+    return differ;
+}
+
+/* Stores the places of `count` bits from the lowest one on, and drops them from the map. Without a bit it stores what
+   is overwritten. */
+NEWER static inline uint64_t take_edges(uint64_t edge, int count, uint32_t at, uint32_t *out) {
+    for (int i = 0; i < count; i++, edge = _blsr_u64(edge)) {
+        out[i] = at + (uint32_t)_tzcnt_u64(edge);
+    }
+    return edge;
+}
+
+NEWER static uint32_t *list_edges_newer(const uint64_t *maps, size_t count, uint32_t *out) {
+    uint64_t wide = 0, last = 0;
+    for (size_t g = 0; g < count; g++) {
+        const uint64_t before = wide >> (GROUP - 1);
+        wide = widen(maps[g], last);
+        last = maps[g];
+        const uint32_t at = (uint32_t)(g * GROUP);
+        uint64_t edge = wide ^ (wide << 1 | before);
+        const int edges = (int)_mm_popcnt_u64(edge);
+        edge = take_edges(edge, EDGES, at, out);
+        if (edges > EDGES) {
+            edge = take_edges(edge, EDGES, at, out + EDGES);
+            take_edges(edge, edges - 2 * EDGES, at, out + (size_t)(2 * EDGES));
+        }
+        out += edges;
+    }
+    return out;
+}
+
+#endif
+
+size_t fc_find_changes(const unsigned char *old, const unsigned char *made, size_t size, fc_change *changes,
+                       size_t *bytes) {
+    uint64_t maps[GROUPS + 2];
+    uint32_t edges[2 * FC_MOST_CHANGES + 2 * EDGES], *end = edges;
+    const size_t groups = size / GROUP;
+    size_t (*map)(const unsigned char *, const unsigned char *, size_t, uint64_t *) = map_groups;
+    uint32_t *(*list)(const uint64_t *, size_t, uint32_t *) = list_edges;
+#ifdef USE_X86
+    if (has_newer()) {
+        map = map_groups_newer;
+        list = list_edges_newer;
+    }
+#endif
+    *bytes = map(old, made, groups, maps);
+    *bytes += map_rest(old ? old + groups * GROUP : NULL, made + groups * GROUP, size - groups * GROUP, &maps[groups]);
+    maps[groups + 1] = 0;
+    if (*bytes > 0) {
+        end = list(maps, groups + 2, edges);
     }
     const size_t count = (size_t)(end - edges) / 2;
     for (size_t i = 0; i < count; i++) {
