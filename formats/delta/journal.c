@@ -4,6 +4,7 @@
 #include "delta/journal.h"
 
 #include "base/little.h"
+#include "codec/changes.h"
 #include "delta/checksum.h"
 #include "delta/record.h"
 #include "fsdpckpt/try.h"
@@ -134,59 +135,35 @@ static size_t put_varint(unsigned char *out, size_t value) {
     return n;
 }
 
-/* Returns the first place from `at` on where the two differ, or `size`. */
-static size_t find_change(const unsigned char *old, const unsigned char *made, size_t at, size_t size) {
-    uint64_t a = 0, b = 0;
-    for (; at + sizeof a <= size; at += sizeof a) {
-        memcpy(&a, old + at, sizeof a);
-        memcpy(&b, made + at, sizeof b);
-        if (a != b) {
-            return at + (size_t)__builtin_ctzll(a ^ b) / 8; /* little endian, as everywhere here */
-        }
-    }
-    while (at < size && old[at] == made[at]) {
-        at++;
-    }
-    return at;
-}
-
-/* Returns where a change ends that begins at `at`: before at least JOURNAL_GAP equal bytes. */
-static size_t find_end(const unsigned char *old, const unsigned char *made, size_t at, size_t size) {
-    size_t end = at + 1;
-    for (size_t i = end; i < size && i < end + JOURNAL_GAP; i++) {
-        if (old[i] != made[i]) {
-            end = i + 1;
-        }
-    }
-    return end;
-}
-
-/* Stores the changes of a place. @return how many bytes they take. */
-static size_t store_changes(const unsigned char *old, const unsigned char *made, size_t size, unsigned char *out,
-                            uint64_t *changed) {
+/* Stores the changes of a place of `size` bytes. @return how many bytes they take. */
+static size_t store_changes(const fc_change *changes, size_t count, const unsigned char *made, size_t size,
+                            unsigned char *out) {
     size_t stored = 0, last = 0;
-    for (size_t at = find_change(old, made, 0, size); at < size; at = find_change(old, made, last, size)) {
-        const size_t end = find_end(old, made, at, size);
+    for (size_t i = 0; i < count; i++) {
+        const size_t at = changes[i].begin, length = changes[i].end - at;
         stored += put_varint(out + stored, at - last);
-        stored += put_varint(out + stored, end - at);
-        memcpy(out + stored, made + at, end - at);
-        stored += end - at;
-        for (size_t i = at; i < end; i++) {
-            *changed += old[i] != made[i];
+        stored += put_varint(out + stored, length);
+        if (length <= JOURNAL_SHORT && at + JOURNAL_SHORT <= size) {
+            memcpy(out + stored, made + at, JOURNAL_SHORT); /* most have a few bytes; what is too much is overwritten */
+        } else {
+            memcpy(out + stored, made + at, length);
         }
-        last = end;
+        stored += length;
+        last = changes[i].end;
     }
     return stored;
 }
 
 fc_code fc_journal_changes(fc_journal *j, uint32_t file, uint64_t offset, const unsigned char *old,
                            const unsigned char *made, size_t size, fc_error *err) {
-    unsigned char stored[JOURNAL_MOST];
-    uint64_t changed = 0;
-    const size_t length = store_changes(old, made, size, stored, &changed);
-    if (length == 0) {
+    unsigned char stored[JOURNAL_MOST + JOURNAL_SHORT];
+    fc_change changes[FC_MOST_CHANGES];
+    size_t changed;
+    const size_t count = fc_find_changes(old, made, size, changes, &changed);
+    if (count == 0) {
         return FC_OK;
     }
+    const size_t length = store_changes(changes, count, made, size, stored);
     pthread_mutex_lock(&j->lock);
     j->changed += changed;
     const fc_code rc = put_record(j, JOURNAL_CHANGES, file, offset, (uint32_t)size, stored, length, err);

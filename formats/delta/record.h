@@ -3,6 +3,7 @@
  */
 #pragma once
 
+#include "codec/changes.h"
 #include "delta/journal.h"
 
 #define JOURNAL_MAGIC "fcjrnl01"
@@ -12,9 +13,10 @@ enum {
     /* kind, file, offset, size, length of what follows: 4, 4, 8, 4 and 4 bytes, little endian */
     JOURNAL_HEADER = 24,
     JOURNAL_LAST = 24, /* digest of everything before the last record, 16 bytes, and the version */
-    /* A change is a gap, a length, each of at most 3 bytes, and its bytes; two changes are at least GAP bytes apart. */
-    JOURNAL_GAP = 4,
-    JOURNAL_MOST = FC_JOURNAL_BLOCK + FC_JOURNAL_BLOCK / JOURNAL_GAP * 6
+    /* A change is a gap, a length, each of at most 3 bytes, and its bytes; two changes are at least FC_CHANGE_GAP bytes
+       apart. */
+    JOURNAL_MOST = FC_JOURNAL_BLOCK + FC_JOURNAL_BLOCK / FC_CHANGE_GAP * 6,
+    JOURNAL_SHORT = 8 /* bytes of a change that are copied at once */
 };
 
 typedef enum journal_kind {

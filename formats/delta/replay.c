@@ -41,8 +41,9 @@ typedef struct replay {
     int *files;        /* malloc'ed: the files of the model, in the order of their numbers */
     size_t nfiles;
     int64_t version;
-    unsigned char bytes[JOURNAL_MOST + 1]; /* what follows the header of the current record */
-    unsigned char block[FC_JOURNAL_BLOCK]; /* a place of the model */
+    /* What follows the header of the current record, and a place of the model; behind them is room that put_change
+       copies, too. */
+    unsigned char bytes[JOURNAL_MOST + JOURNAL_SHORT], block[FC_JOURNAL_BLOCK + JOURNAL_SHORT];
 } replay;
 
 static fc_code join(char out[PATH_MAX], const char *model, const char *folder, const char *name, fc_error *err) {
@@ -82,7 +83,7 @@ static fc_code digest_journal(replay *r, uint64_t size, unsigned char out[16], f
         XXH3_128bits_reset(state);
     }
     for (uint64_t at = 0; rc == FC_OK && at < size;) {
-        const size_t some = size - at < sizeof r->block ? (size_t)(size - at) : sizeof r->block;
+        const size_t some = size - at < FC_JOURNAL_BLOCK ? (size_t)(size - at) : FC_JOURNAL_BLOCK;
         rc = fc_pread_full(r->fd, r->block, some, at, r->path, err);
         if (rc == FC_OK) {
             XXH3_128bits_update(state, r->block, some);
@@ -204,6 +205,20 @@ static bool take_varint(const unsigned char *bytes, size_t size, size_t *at, siz
     return false;
 }
 
+/* Copies a change without a branch for each of its lengths, of which most are short. */
+static inline void put_change(unsigned char *out, const unsigned char *bytes, size_t length) {
+    uint64_t old, made;
+    if (length >= sizeof made) {
+        memcpy(out, bytes, length);
+        return;
+    }
+    const uint64_t mask = (UINT64_C(1) << (8 * length)) - 1; /* little endian, as everywhere here */
+    memcpy(&old, out, sizeof old);
+    memcpy(&made, bytes, sizeof made);
+    old ^= (old ^ made) & mask;
+    memcpy(out, &old, sizeof old);
+}
+
 /* Stores the new bytes in the block. @param first, end receive the range of them in it. */
 static bool patch(replay *r, const record *e, size_t *first, size_t *end) {
     size_t at = 0, place = 0;
@@ -217,7 +232,7 @@ static bool patch(replay *r, const record *e, size_t *first, size_t *end) {
             return false;
         }
         place += gap;
-        memcpy(r->block + place, r->bytes + at, length);
+        put_change(r->block + place, r->bytes + at, length);
         *first = *end == 0 ? place : *first;
         place += length;
         at += length;
@@ -237,7 +252,7 @@ static void begin_writing(int fd, uint64_t offset, uint64_t size) {
 
 static fc_code replay_changes(replay *r, const record *e, fc_error *err) {
     size_t first, end;
-    if (e->file >= r->nfiles || e->size > sizeof r->block) {
+    if (e->file >= r->nfiles || e->size > FC_JOURNAL_BLOCK) {
         return journal_fail(r, "a record is damaged", err);
     }
     FC_TRY(fc_pread_full(r->files[e->file], r->block, e->size, e->offset, r->model, err));

@@ -269,7 +269,8 @@ static fc_code change_digests(const fc_delta_round *r, const round_job *job, con
 }
 
 size_t fc_delta_round_memory(fc_delta_version *const *versions, size_t count) {
-    size_t memory = sizeof(round_worker) + JOURNAL_MOST;
+    /* the worker, and the stack of fc_journal_changes and fc_find_changes */
+    size_t memory = sizeof(round_worker) + JOURNAL_MOST + 2 * FC_MOST_CHANGES * sizeof(fc_change);
     for (size_t k = 0; k < count; k++) {
         memory += fc_delta_decoder_memory(versions[k]->encoding, versions[k]->window);
     }
