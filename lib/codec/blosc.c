@@ -64,18 +64,17 @@ static fc_code read_header(const unsigned char *in, size_t in_size, size_t out_s
     return FC_OK;
 }
 
-/* Decodes one stream of `in_size` bytes. */
-static fc_code decode_stream(const buffer *b, const unsigned char *in, size_t in_size, unsigned char *out,
-                             size_t out_size, fc_error *err) {
+fc_code fc_blosc_decode_stream(int compressor, const unsigned char *in, size_t in_size, unsigned char *out,
+                               size_t out_size, fc_error *err) {
     static const fc_lz_fn decoders[] = {[BLOSCLZ] = fc_blosclz_decode, [LZ4] = fc_lz4_decode};
     if (in_size == out_size) {
         memcpy(out, in, in_size);
         return FC_OK;
     }
-    switch (b->compressor) {
+    switch (compressor) {
     case BLOSCLZ:
     case LZ4:
-        return decoders[b->compressor](in, in_size, out, out_size) ? FC_OK : damaged("a block cannot be decoded", err);
+        return decoders[compressor](in, in_size, out, out_size) ? FC_OK : damaged("a block cannot be decoded", err);
     case ZLIB:
         return fc_inflate(in, in_size, out, out_size, err);
     case ZSTD:
@@ -83,7 +82,7 @@ static fc_code decode_stream(const buffer *b, const unsigned char *in, size_t in
     default:
         return fc_fail(err, FC_EUNSUPPORTED,
                        "Blosc compressed it with %s, which cannot be decoded: rewrite it with gzip or uncompressed",
-                       b->compressor == SNAPPY ? "Snappy" : "an unknown method");
+                       compressor == SNAPPY ? "Snappy" : "an unknown method");
     }
 }
 
@@ -103,7 +102,7 @@ static fc_code decode_streams(const buffer *b, uint64_t at, bool last, unsigned 
         if (!fc_range_within(at, length, b->in_size)) {
             return damaged("a block is outside of it", err);
         }
-        FC_TRY(decode_stream(b, b->in + at, (size_t)length, out + i * each, each, err));
+        FC_TRY(fc_blosc_decode_stream(b->compressor, b->in + at, (size_t)length, out + i * each, each, err));
         at += length;
     }
     return FC_OK;

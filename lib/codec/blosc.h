@@ -1,6 +1,6 @@
 /*
  * Decodes Blosc 1, in memory: a header, and blocks that are shuffled and compressed on their own. The input may be
- * hostile. Not Blosc 2, whose chunks have another header.
+ * hostile. The chunks of Blosc 2 have another header: see blosc2.h.
  */
 #pragma once
 
@@ -16,3 +16,10 @@
  */
 fc_code fc_blosc_decode(const unsigned char *in, size_t in_size, unsigned char *scratch, unsigned char *out,
                         size_t out_size, fc_error *err);
+
+/**
+ * Decodes one stream of a block. A stream of the length of what it gives is stored as it is.
+ * @param compressor the number of the method, as the flags of a header have it.
+ */
+fc_code fc_blosc_decode_stream(int compressor, const unsigned char *in, size_t in_size, unsigned char *out,
+                               size_t out_size, fc_error *err);

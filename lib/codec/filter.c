@@ -3,9 +3,11 @@
  */
 #include "codec/filter.h"
 
+#include "base/big.h"
 #include "base/checked.h"
 #include "codec/bitshuffle.h"
 #include "codec/blosc.h"
+#include "codec/blosc2.h"
 #include "codec/bzip2.h"
 #include "codec/codec.h"
 #include "codec/lz.h"
@@ -19,14 +21,15 @@
 enum { INNER_LZ4 = 2, INNER_ZSTD = 3 }; /* how bitshuffle compresses its blocks; 0: not */
 
 static const fc_filter_info filters[] = {
-    {FC_FILTER_DEFLATE, "gzip", 1032, false},
-    {FC_FILTER_SHUFFLE, "shuffle", 1, false},
-    {FC_FILTER_BZIP2, "bzip2", 0, false},
-    {FC_FILTER_LZF, "lzf", 88, false}, /* three bytes are at most 264 */
-    {FC_FILTER_BLOSC, "blosc", 0, true},
-    {FC_FILTER_LZ4, "lz4", 255, false}, /* a byte of a length is at most 255 */
-    {FC_FILTER_BITSHUFFLE, "bitshuffle", 0, true},
-    {FC_FILTER_ZSTD, "zstd", 0, false},
+    {FC_FILTER_DEFLATE, "gzip", 1032, 0},
+    {FC_FILTER_SHUFFLE, "shuffle", 1, 0},
+    {FC_FILTER_BZIP2, "bzip2", 0, 0},
+    {FC_FILTER_LZF, "lzf", 88, 0}, /* three bytes are at most 264 */
+    {FC_FILTER_BLOSC, "blosc", 0, 1},
+    {FC_FILTER_LZ4, "lz4", 255, 0}, /* a byte of a length is at most 255 */
+    {FC_FILTER_BITSHUFFLE, "bitshuffle", 0, 1},
+    {FC_FILTER_ZSTD, "zstd", 0, 0},
+    {FC_FILTER_BLOSC2, "blosc2", 0, FC_BLOSC2_SCRATCH},
 };
 
 const fc_filter_info *fc_filter_find(uint32_t id) {
@@ -74,14 +77,6 @@ bool fc_filter_parse(uint32_t id, const unsigned *parameters, size_t count, uint
 
 /* ---- containers ---- */
 
-static uint64_t load_big(const unsigned char *at, int bytes) {
-    uint64_t value = 0;
-    for (int i = 0; i < bytes; i++) {
-        value = value << 8 | at[i];
-    }
-    return value;
-}
-
 static fc_code damaged(const char *what, fc_error *err) {
     return fc_fail(err, FC_ECORRUPT, "the %s data is damaged", what);
 }
@@ -98,12 +93,12 @@ static fc_code read_container(const unsigned char *in, size_t in_size, size_t ou
     if (in_size < HEADER) {
         return damaged(what, err);
     }
-    const uint64_t size = load_big(in, 8);
+    const uint64_t size = fc_load_big(in, 8);
     if (size != out_size) {
         return fc_fail(err, FC_ECORRUPT, "the %s data decodes to %" PRIu64 " bytes instead of %zu", what, size,
                        out_size);
     }
-    *out = (container){in + HEADER, in + in_size, load_big(in + 8, 4)};
+    *out = (container){in + HEADER, in + in_size, fc_load_big(in + 8, 4)};
     return out->block > 0 ? FC_OK : damaged(what, err);
 }
 
@@ -112,7 +107,7 @@ static bool next_block(container *c, const unsigned char **block, size_t *size) 
     if (c->end - c->in < 4) {
         return false;
     }
-    *size = (size_t)load_big(c->in, 4);
+    *size = (size_t)fc_load_big(c->in, 4);
     c->in += 4;
     if (*size > (size_t)(c->end - c->in)) {
         return false;
@@ -219,6 +214,8 @@ fc_code fc_filter_undo(const fc_filter *filter, const unsigned char *in, size_t 
         return fc_zstd_decode(in, in_size, out, out_size, err);
     case FC_FILTER_BLOSC:
         return fc_blosc_decode(in, in_size, scratch, out, out_size, err);
+    case FC_FILTER_BLOSC2:
+        return fc_blosc2_decode(in, in_size, scratch, out, out_size, err);
     case FC_FILTER_BITSHUFFLE:
         return filter->inner ? undo_bitshuffle(filter, in, in_size, element, scratch, out, out_size, err)
                              : undo_plain_bitshuffle(filter, in, in_size, element, out, out_size, err);

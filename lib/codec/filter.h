@@ -15,7 +15,8 @@ enum {
     FC_FILTER_BLOSC = 32001,
     FC_FILTER_LZ4 = 32004,
     FC_FILTER_BITSHUFFLE = 32008,
-    FC_FILTER_ZSTD = 32015
+    FC_FILTER_ZSTD = 32015,
+    FC_FILTER_BLOSC2 = 32026
 };
 
 /** What the program knows of a filter. */
@@ -23,7 +24,7 @@ typedef struct fc_filter_info {
     uint16_t id;
     const char *name;      /**< for people */
     uint32_t most_smaller; /**< it makes bytes at most this many times smaller; 0: unknown, 1: not at all */
-    bool needs_scratch;    /**< undoing it needs as much memory again as its result */
+    uint8_t scratch;       /**< memory that undoing it needs besides its result, as a multiple of that */
 } fc_filter_info;
 
 /** @return NULL for a filter that the engine cannot undo in any build. */
@@ -47,7 +48,7 @@ const char *fc_filter_lacking(const fc_filter *filter);
  * Undoes one filter. Fails unless exactly `out_size` bytes result; never writes past them. `in` and `out` must not
  * overlap.
  * @param element bytes per element.
- * @param scratch `out_size` bytes if the filter needs_scratch.
+ * @param scratch as many times `out_size` bytes as the filter needs.
  * @return FC_ECORRUPT, FC_EUNSUPPORTED, FC_ENOMEM.
  */
 fc_code fc_filter_undo(const fc_filter *filter, const unsigned char *in, size_t in_size, uint32_t element,

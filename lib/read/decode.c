@@ -89,7 +89,10 @@ static bool undone_size(const fc_extent *extent, int i, uint64_t size, uint64_t 
 /* Computes the bytes that undoing filter `i` needs besides its result of `size` bytes. */
 static uint64_t scratch_size(const fc_extent *extent, int i, uint64_t size) {
     const fc_filter_info *info = fc_filter_find(extent->filters.items[i].id);
-    return info && info->needs_scratch && fc_filter_compresses(&extent->filters.items[i]) ? size : 0;
+    if (!info || !fc_filter_compresses(&extent->filters.items[i])) {
+        return 0;
+    }
+    return fc_mul_u64(size, info->scratch, &size) ? size : UINT64_MAX;
 }
 
 bool fc_decode_workspace(const fc_extent *extent, uint64_t *bytes) {

@@ -50,7 +50,7 @@ class Filters(Others):
 
     def test_elements_equal_the_plain_ones(self):
         names = self.names(self.SOURCE)
-        self.assertEqual(len(names), 2 * 26)
+        self.assertEqual(len(names), 2 * 27)
         for group in ("f4", "f2"):
             plain = self.raw(self.SOURCE, group + ".plain")
             for name in names:
@@ -60,7 +60,7 @@ class Filters(Others):
     def test_text_and_compounds_equal_the_plain_ones(self):
         source = os.path.join(harness.CORPUS, "h5-filters-objects.h5")
         names = [o["name"] for o in json.loads(self.ok("inspect", source, "--json"))["objects"]]
-        self.assertEqual(len(names), 2 * 8)
+        self.assertEqual(len(names), 2 * 9)
         for group in ("text", "pair"):
             plain = self.raw(source, group + ".plain")
             for name in names:
@@ -71,7 +71,7 @@ class Filters(Others):
 
     def test_damage_is_found(self):
         shutil.copy(self.SOURCE, self.path("x.h5"))
-        for name, where in (("f4.lzf", 0), ("f4.lz4", 7), ("f4.zstd", 0), ("f4.bzip2", 0), ("f4.bzip2-shuffle", 30), ("f4.bitshuffle-lz4", 7), ("f4.blosc-lz4-byte", 4),
+        for name, where in (("f4.lzf", 0), ("f4.lz4", 7), ("f4.zstd", 0), ("f4.bzip2", 0), ("f4.blosc2", 3), ("f4.bzip2-shuffle", 30), ("f4.bitshuffle-lz4", 7), ("f4.blosc-lz4-byte", 4),
                             ("f4.blosc-zlib-none", 15), ("f4.lzf-shuffle-fletcher32", 20)):
             chunk = json.loads(self.ok("inspect", "x.h5", "--tensor", name, "--json"))["chunks"][0]
             with self.flipped(self.path("x.h5"), chunk["offset"] + where):
@@ -81,11 +81,52 @@ class Filters(Others):
 
     def test_other_filters_are_named(self):
         source = os.path.join(UNSUPPORTED, "h5-filters.h5")
-        for name, number in (("blosc2", 32026), ("zfp", 32013)):
+        for name, number in (("zfp", 32013),):
             self.fails(5, "consolidate", source, "-o", "y.h5", "--include", "f4." + name,
                        contains=["compressed with %s (HDF5 filter %d), which cannot be decoded: rewrite it with gzip" % (name, number)])
         self.fails(5, "consolidate", source, "-o", "y.h5", "--include", "f4.blosc-snappy", contains=["Blosc compressed it with Snappy"])
         self.ok("consolidate", source, "-o", "y.h5", "--include", "f4.plain", "-q")
+
+
+class Blosc2(Others):
+    """tests/corpus/make_h5_blosc2.py"""
+
+    SOURCE = os.path.join(harness.CORPUS, "h5-blosc2.h5")
+
+    def setUp(self):
+        super().setUp()
+        if "\nzstd      no\n" in self.ok("--version"):
+            self.skipTest("this build has no zstd")
+
+    def test_every_command(self):
+        self.every_command(self.SOURCE)
+
+    def test_elements_equal_the_plain_ones(self):
+        names = self.names(self.SOURCE)
+        groups = {name.split(".")[0] for name in names}
+        self.assertEqual((len(names), len(groups)), (100, 14))
+        for group in groups:
+            plain = self.raw(self.SOURCE, group + ".plain")
+            for name in names:
+                if name.startswith(group + "."):
+                    self.assertEqual(self.raw(self.SOURCE, name), plain, name)
+
+    def test_damage_is_found(self):
+        """In the frame, in what the array says, in the header of a chunk."""
+        shutil.copy(self.SOURCE, self.path("x.h5"))
+        for name, where in (("f8.edges-byte", 14), ("f8.edges-byte", 3), ("f8.edges-byte", 0x72), ("f8.edges-byte", 0xa4),
+                            ("f2.blocks", 0x61 + 4), ("f2.blocks", 0x61 + 32), ("f2.no-frame", 12)):
+            chunk = json.loads(self.ok("inspect", "x.h5", "--tensor", name, "--json"))["chunks"][0]
+            with self.flipped(self.path("x.h5"), chunk["offset"] + where):
+                self.fails(3, "consolidate", "x.h5", "-o", "y.h5", "--include", name, contains=[name, "x.h5", "offset"])
+                self.assertNotIn("y.h5", self.listing())
+
+    def test_what_no_filter_writes_is_named(self):
+        source = os.path.join(UNSUPPORTED, "h5-blosc2.h5")
+        for name, what in (("zfp", "the codec 34 (zfp)"), ("ndlz", "the codec 32 (ndlz)"), ("bytedelta", "the filter 35 (bytedelta)"),
+                           ("byte-delta", "a delta of shuffled bytes"), ("dictionary", "a dictionary"), ("chunks", "several chunks")):
+            self.fails(5, "consolidate", source, "-o", "y.h5", "--include", "f4." + name,
+                       contains=["has %s, which cannot be decoded: rewrite it with gzip" % what])
 
 
 class Keras(Others):

@@ -31,10 +31,10 @@ def decoded():
     for compressor in ("blosclz", "lz4", "zlib", "zstd"):
         for name, shuffle in BLOSC.items():
             yield f"blosc-{compressor}-{name}", dict(compression=plugin.Blosc(cname=compressor, clevel=9, shuffle=shuffle))
+    yield "blosc2", dict(compression=plugin.Blosc2())  # more: make_h5_blosc2.py
 
 
 def refused():
-    yield "blosc2", dict(compression=plugin.Blosc2())
     yield "zfp", dict(compression=plugin.Zfp(reversible=True))
     yield "blosc-snappy", dict(compression=plugin.Blosc(cname="snappy", shuffle=plugin.Blosc.SHUFFLE))
 
@@ -62,7 +62,7 @@ def objects():
         for group, data in values.items():
             f[f"{group}/plain"] = data
             for case, options in decoded():
-                if case in ("lzf-shuffle-fletcher32", "zstd", "bzip2", "lz4", "bitshuffle", "bitshuffle-lz4", "blosc-zlib-byte"):
+                if case in ("lzf-shuffle-fletcher32", "zstd", "bzip2", "lz4", "bitshuffle", "bitshuffle-lz4", "blosc-zlib-byte", "blosc2"):
                     f.create_dataset(f"{group}/{case}", data=data, chunks=(128,), **options)
 
 

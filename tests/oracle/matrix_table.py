@@ -39,7 +39,7 @@ ROWS = [
      "SAFETENSORS.md", "oracle/safetensors_write.py"),
     ("HDF5 of this schema", "read, written", ["h5py==3.16.0"], "HDF5_SCHEMA.md", "oracle/matrix.py"),
     ("HDF5 of h5py, Keras, PyTables", "read", ["h5py==3.16.0"], "HDF5_SCHEMA.md#files-of-other-programs", "oracle/h5_read.py"),
-    ("HDF5 that is compressed with lzf, zstd, bzip2, lz4, bitshuffle or Blosc", "read", ["h5py==3.16.0", "hdf5plugin==7.1.0"],
+    ("HDF5 that is compressed with lzf, zstd, bzip2, lz4, bitshuffle, Blosc or Blosc 2", "read", ["h5py==3.16.0", "hdf5plugin==7.1.0", "blosc2==4.14.1"],
      "HDF5_SCHEMA.md#files-of-other-programs", "cli/test_h5_others.py"),
     ("Keras: `.keras`, `.weights.h5`, `.weights.json` with its shards", "read", ["Keras==3.15.1"],
      "HDF5_SCHEMA.md#files-of-other-programs", "cli/test_h5_others.py"),

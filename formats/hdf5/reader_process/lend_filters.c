@@ -2,11 +2,13 @@
  * In the reader process: lends libhdf5 the filters that the engine undoes. It needs them for datasets that only it can
  * read: text, objects, and pipelines with two compressions.
  */
+#include "codec/blosc2.h"
 #include "codec/bzip2.h"
 #include "codec/filter.h"
 #include "codec/zstd.h"
 #include "hdf5/reader_process/scan.h"
 
+#include "base/big.h"
 #include "base/little.h"
 
 #include <stdlib.h>
@@ -42,14 +44,6 @@ static uint64_t count_zstd(const stored *s) {
     return good ? total : 0;
 }
 
-static uint64_t load_big(const unsigned char *at) {
-    uint64_t value = 0;
-    for (int i = 0; i < 8; i++) {
-        value = value << 8 | at[i];
-    }
-    return value;
-}
-
 /* The same for bzip2. */
 static uint64_t count_bzip2(const stored *s) {
     uint64_t total = 0;
@@ -65,10 +59,12 @@ static uint64_t decoded_size(const stored *s) {
         return s->nparameters > 2 ? s->parameters[2] : 0;
     case FC_FILTER_BLOSC:
         return s->size >= 8 ? fc_load_little(s->bytes + 4, 4) : 0;
+    case FC_FILTER_BLOSC2:
+        return fc_blosc2_size(s->bytes, s->size);
     case FC_FILTER_LZ4:
-        return s->size >= 8 ? load_big(s->bytes) : 0;
+        return s->size >= 8 ? fc_load_big(s->bytes, 8) : 0;
     case FC_FILTER_BITSHUFFLE:
-        return !fc_filter_compresses(&s->filter) ? s->size : s->size >= 8 ? load_big(s->bytes) : 0;
+        return !fc_filter_compresses(&s->filter) ? s->size : s->size >= 8 ? fc_load_big(s->bytes, 8) : 0;
     case FC_FILTER_ZSTD:
         return count_zstd(s);
     default:
@@ -93,7 +89,8 @@ static size_t undo(uint32_t id, unsigned flags, size_t nparameters, const unsign
     if (decoded == 0 || decoded > UINT32_MAX) {
         return 0;
     }
-    unsigned char *out = H5allocate_memory((size_t)decoded, false), *scratch = malloc((size_t)decoded);
+    unsigned char *out = H5allocate_memory((size_t)decoded, false);
+    unsigned char *scratch = malloc((size_t)decoded * fc_filter_find(id)->scratch + 1);
     const bool good = out && scratch &&
                       fc_filter_undo(&s.filter, s.bytes, size, s.element, scratch, out, (size_t)decoded, NULL) == FC_OK;
     free(scratch);
@@ -119,15 +116,19 @@ FILTER(undo_lzf, FC_FILTER_LZF)
 FILTER(undo_blosc, FC_FILTER_BLOSC)
 FILTER(undo_lz4, FC_FILTER_LZ4)
 FILTER(undo_bitshuffle, FC_FILTER_BITSHUFFLE)
+FILTER(undo_blosc2, FC_FILTER_BLOSC2)
 FILTER(undo_zstd, FC_FILTER_ZSTD)
 
 void fc_h5_lend_filters(void) {
     static const struct {
         H5Z_filter_t id;
         H5Z_func_t undo;
-    } filters[] = {{FC_FILTER_BZIP2, undo_bzip2},           {FC_FILTER_LZF, undo_lzf},
-                   {FC_FILTER_BLOSC, undo_blosc},           {FC_FILTER_LZ4, undo_lz4},
-                   {FC_FILTER_BITSHUFFLE, undo_bitshuffle}, {FC_FILTER_ZSTD, undo_zstd}};
+    } filters[] = {
+        {FC_FILTER_BZIP2, undo_bzip2},           {FC_FILTER_LZF, undo_lzf},
+        {FC_FILTER_BLOSC, undo_blosc},           {FC_FILTER_LZ4, undo_lz4},
+        {FC_FILTER_BITSHUFFLE, undo_bitshuffle}, {FC_FILTER_ZSTD, undo_zstd},
+        {FC_FILTER_BLOSC2, undo_blosc2},
+    };
     for (size_t i = 0; i < sizeof filters / sizeof *filters; i++) {
         const H5Z_class2_t class = {.version = H5Z_CLASS_T_VERS,
                                     .id = filters[i].id,

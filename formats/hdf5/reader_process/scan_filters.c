@@ -16,8 +16,6 @@ static const char *filter_name(uint32_t id) {
         return "sz";
     case 32024:
         return "sz3";
-    case 32026:
-        return "blosc2";
     case H5Z_FILTER_SZIP:
         return "szip";
     default:
