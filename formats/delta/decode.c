@@ -7,6 +7,7 @@
 #include "delta/decode.h"
 
 #include "base/little.h"
+#include "codec/changes.h"
 #include "codec/zstd.h"
 #include "fsdpckpt/try.h"
 #include "io/file.h"
@@ -219,20 +220,6 @@ fc_code fc_delta_decoder_begin(fc_delta_decoder *d, const fc_delta_version *vers
     return d->encoding == FC_DELTA_OVERWRITE ? begin_overwrite(d, err) : FC_OK;
 }
 
-/* Word by word: compilers that do not vectorize are several times as slow with bytes. */
-static void xor_bytes(unsigned char *restrict bytes, const unsigned char *restrict difference, size_t size) {
-    size_t i = 0;
-    for (uint64_t a, b; i + sizeof a <= size; i += sizeof a) {
-        memcpy(&a, bytes + i, sizeof a);
-        memcpy(&b, difference + i, sizeof b);
-        a ^= b;
-        memcpy(bytes + i, &a, sizeof a);
-    }
-    for (; i < size; i++) {
-        bytes[i] ^= difference[i];
-    }
-}
-
 /* Sets each byte to 1 whose difference is not 0. */
 static void mark_changed(unsigned char *restrict changed, const unsigned char *restrict difference, size_t size) {
     const uint64_t low =
@@ -253,12 +240,15 @@ void fc_delta_decoder_skip_checksum(fc_delta_decoder *d) {
     d->no_checksum = true;
 }
 
-static fc_code decode_xor(fc_delta_decoder *d, unsigned char *bytes, unsigned char *changed, size_t size,
-                          fc_error *err) {
-    FC_TRY(stream_need(d, d->streams[0], d->block, size, err));
-    xor_bytes(bytes, d->block, size);
+static fc_code decode_xor(fc_delta_decoder *d, const unsigned char *old, unsigned char *bytes, unsigned char *changed,
+                          size_t size, fc_error *err) {
+    unsigned char *difference = old ? d->block : bytes;
+    FC_TRY(stream_need(d, d->streams[0], difference, size, err));
     if (changed) {
-        mark_changed(changed, d->block, size);
+        mark_changed(changed, difference, size);
+    }
+    if (old) {
+        fc_difference(bytes, old, difference, size);
     }
     return FC_OK;
 }
@@ -317,15 +307,30 @@ static fc_code decode_overwrite(fc_delta_decoder *d, unsigned char *bytes, unsig
     }
 }
 
-fc_code fc_delta_decode(fc_delta_decoder *d, unsigned char *bytes, unsigned char *changed, size_t size, fc_error *err) {
+/* Gives bytes that a frame of overwrite does not store their old values. */
+static void copy_old(const unsigned char *old, unsigned char *bytes, size_t size) {
+    if (!old) {
+        memset(bytes, 0, size);
+    } else if (old != bytes) {
+        memcpy(bytes, old, size);
+    }
+}
+
+fc_code fc_delta_decode(fc_delta_decoder *d, const unsigned char *old, unsigned char *bytes, unsigned char *changed,
+                        size_t size, fc_error *err) {
     while (size > 0) {
         const size_t some = size < BLOCK ? size : BLOCK;
-        FC_TRY(d->encoding == FC_DELTA_XOR ? decode_xor(d, bytes, changed, some, err)
-                                           : decode_overwrite(d, bytes, changed, some, err));
+        if (d->encoding == FC_DELTA_XOR) {
+            FC_TRY(decode_xor(d, old, bytes, changed, some, err));
+        } else {
+            copy_old(old, bytes, some);
+            FC_TRY(decode_overwrite(d, bytes, changed, some, err));
+        }
         if (!d->no_checksum) {
             fc_delta_sum_add(&d->sum, bytes, some);
         }
         d->at += some;
+        old = old ? old + some : NULL;
         bytes += some;
         changed = changed ? changed + some : NULL;
         size -= some;

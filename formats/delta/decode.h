@@ -39,12 +39,13 @@ void fc_delta_decoder_skip_checksum(fc_delta_decoder *decoder);
 
 /**
  * Gives the next `size` bytes of the tensor their new values.
- * @param bytes   receives the new bytes; holds the old ones.
+ * @param old     the old bytes, which may be where the new ones go; NULL: all are 0.
+ * @param bytes   receives the new bytes.
  * @param changed if it is not NULL, receives 1 for each byte that the frame changes, and keeps the others: with the
  *                encoding xor those whose difference is not 0, with overwrite those that are stored.
  */
-fc_code fc_delta_decode(fc_delta_decoder *decoder, unsigned char *bytes, unsigned char *changed, size_t size,
-                        fc_error *err);
+fc_code fc_delta_decode(fc_delta_decoder *decoder, const unsigned char *old, unsigned char *bytes,
+                        unsigned char *changed, size_t size, fc_error *err);
 
 /**
  * Returns the position of the next byte that a frame of the encoding overwrite changes; UINT64_MAX if there is none.

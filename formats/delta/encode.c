@@ -233,21 +233,6 @@ void fc_delta_encoder_begin(fc_delta_encoder *e, const char *name, uint64_t byte
     fc_delta_sum_begin(&e->sum, e->how.checksum);
 }
 
-/* Word by word: compilers that do not vectorize are several times as slow with bytes. */
-static void store_difference(unsigned char *restrict out, const unsigned char *restrict a,
-                             const unsigned char *restrict b, size_t size) {
-    size_t i = 0;
-    for (uint64_t x, y; i + sizeof x <= size; i += sizeof x) {
-        memcpy(&x, a + i, sizeof x);
-        memcpy(&y, b + i, sizeof y);
-        x ^= y;
-        memcpy(out + i, &x, sizeof x);
-    }
-    for (; i < size; i++) {
-        out[i] = a[i] ^ b[i];
-    }
-}
-
 static fc_code spill_byte(fc_delta_encoder *e, uint64_t position, unsigned char value, fc_error *err) {
     unsigned char stored[POSITION];
     fc_store_little(stored, position, POSITION);
@@ -302,7 +287,7 @@ fc_code fc_delta_encoder_add(fc_delta_encoder *e, const unsigned char *old, cons
         if (!e->how.no_checksum) {
             fc_delta_sum_add(&e->sum, changed, some);
         }
-        store_difference(e->difference + e->filled, old, changed, some);
+        fc_difference(e->difference + e->filled, old, changed, some);
         if (e->sinks[FC_DELTA_OVERWRITE]) {
             memcpy(e->made + e->filled, changed, some);
         }

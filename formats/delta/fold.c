@@ -179,12 +179,12 @@ static fc_code begin_frames(const fold_worker *w, const folded *f, fc_error *err
 }
 
 static fc_code fold_block(fold_worker *w, const folded *f, bool overwrite, size_t size, fc_error *err) {
-    memset(w->bytes, 0, size);
     if (overwrite) {
         memset(w->changed, 0, size);
     }
     for (size_t i = 0; i < f->link->count; i++) {
-        FC_TRY(fc_delta_decode(w->decoders[i], w->bytes, overwrite ? w->changed : NULL, size, err));
+        FC_TRY(fc_delta_decode(w->decoders[i], i > 0 ? w->bytes : NULL, w->bytes, overwrite ? w->changed : NULL, size,
+                               err));
     }
     return fc_delta_encoder_add_known(w->encoder, w->bytes, overwrite ? w->changed : NULL, size, err);
 }

@@ -73,7 +73,7 @@ static fc_code decode_block(frames_worker *w, const fc_frames_item *it, size_t s
     for (size_t k = 0; k < it->count; k++) {
         *failed = k;
         memset(w->changed, 0, size);
-        FC_TRY(fc_delta_decode(w->decoders[k], w->block, w->changed, size, err));
+        FC_TRY(fc_delta_decode(w->decoders[k], it->base || k > 0 ? w->block : NULL, w->block, w->changed, size, err));
         w->bytes[k] += count_elements(w->changed, size, 1);
         w->elements[k] += count_elements(w->changed, size, it->frames[k].seen->element_bytes);
     }
@@ -103,8 +103,6 @@ static fc_code decode_blocks(frames_worker *w, const fc_frames_item *it, int fd,
         if (it->base) {
             FC_TRY(fc_pread_full(fd, w->block, some, it->base->offset + at, it->base->file->path, err));
             w->read += some;
-        } else {
-            memset(w->block, 0, some);
         }
         FC_TRY(some > 0 ? decode_block(w, it, some, failed, err) : FC_OK);
         at += some;

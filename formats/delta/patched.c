@@ -136,7 +136,7 @@ static fc_code begin_reader(fc_patch_reader *r, const fc_patched_tensor *t, fc_e
 static fc_code patch_bytes(fc_patch_reader *r, const fc_patched_tensor *t, unsigned char *bytes, size_t size,
                            fc_error *err) {
     for (size_t i = 0; i < t->link->count; i++) {
-        FC_TRY(fc_delta_decode(r->decoders[i], bytes, NULL, size, err));
+        FC_TRY(fc_delta_decode(r->decoders[i], bytes, bytes, NULL, size, err));
     }
     r->at += size;
     for (size_t i = 0; r->at == t->bytes && i < t->link->count; i++) {

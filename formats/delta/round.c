@@ -132,9 +132,12 @@ static fc_code apply_block(round_worker *w, item *it, uint64_t at, size_t size, 
     const fc_sync_file *file = it->tensor->file;
     const uint64_t offset = it->tensor->offset + at;
     FC_TRY(fc_pread_full(file->fd, w->old, size, offset, file->path, err));
-    memcpy(w->made, w->old, size);
+    const unsigned char *from = w->old;
     for (size_t k = 0; k < r->count; k++) {
-        FC_TRY(it->deltas[k] ? fc_delta_decode(w->decoders[k], w->made, NULL, size, err) : FC_OK);
+        if (it->deltas[k]) { /* for one of them at least */
+            FC_TRY(fc_delta_decode(w->decoders[k], from, w->made, NULL, size, err));
+            from = w->made;
+        }
     }
     if (file->has_digests) {
         it->crc = fc_crc64(it->crc, w->made, size);

@@ -24,6 +24,8 @@
 
 enum { GROUP = 64, GROUPS = FC_CHANGE_BLOCK / GROUP, WIDEN = FC_CHANGE_GAP - 1, EDGES = 4 };
 
+typedef uint64_t __attribute__((vector_size(16))) word_pair;
+
 static const unsigned char zeros[GROUP];
 
 #ifdef __SSE2__
@@ -85,6 +87,20 @@ static size_t map_rest(const unsigned char *old, const unsigned char *made, size
     memcpy(b, made, size);
     *map = map_group(a, b, &equal);
     return GROUP - equal;
+}
+
+/* Each pair of words is read before it is written: `out` may be `a`, which keeps compilers from vectorizing bytes. */
+void fc_difference(unsigned char *out, const unsigned char *a, const unsigned char *b, size_t size) {
+    size_t i = 0;
+    for (word_pair x, y; i + sizeof x <= size; i += sizeof x) {
+        memcpy(&x, a + i, sizeof x);
+        memcpy(&y, b + i, sizeof y);
+        x ^= y;
+        memcpy(out + i, &x, sizeof x);
+    }
+    for (; i < size; i++) {
+        out[i] = a[i] ^ b[i];
+    }
 }
 
 /* Sets the WIDEN bits after each bit that is set, so that changes with a short gap become one. */

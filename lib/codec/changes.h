@@ -18,6 +18,9 @@ typedef struct fc_change {
     uint32_t begin, end;
 } fc_change;
 
+/** Stores the difference of two versions, `a ^ b`. @param out may be `a`. */
+void fc_difference(unsigned char *out, const unsigned char *a, const unsigned char *b, size_t size);
+
 /**
  * Finds the changes of a block, in order.
  * @param old     NULL: all its bytes are 0.
