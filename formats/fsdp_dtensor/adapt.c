@@ -8,11 +8,13 @@
 #include "derived/derived.h"
 #include "derived/optim_name.h"
 #include "fsdp_dtensor/halves.h"
+#include "fsdp_dtensor/optimizer.h"
 #include "fsdpckpt/select.h"
 #include "fsdpckpt/try.h"
 #include "megatron/rules.h"
 #include "torch_dist/adapting.h"
 
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -60,22 +62,6 @@ static fc_code refuse_grouped(const fc_target *target, fc_error *err) {
     return FC_OK;
 }
 
-static fc_code refuse_optimizer(const fc_target *target, fc_error *err) {
-    for (size_t i = 0; i < target->ntensors; i++) {
-        const char *name = target->tensors[i].name;
-        if (fc_optim_name_of(&target->tensors[i]).kind != FC_OPTIM_NONE) {
-            char glob[64];
-            fc_code rc = fc_fail(err, FC_EUNSUPPORTED,
-                                 "%s: '%.256s' is of an optimizer, which only Megatron-FSDP's "
-                                 "own checkpoints keep in fsdp_dtensor",
-                                 target->source->path, name);
-            snprintf(glob, sizeof glob, "%.*s*", (int)strcspn(name, "."), name);
-            return fc_advise(err, rc, FC_HINT_EXCLUDE, glob);
-        }
-    }
-    return FC_OK;
-}
-
 /* ---- the values of the result ---- */
 
 /* The names of the model's parameters. @return NULL when out of memory */
@@ -91,20 +77,15 @@ static fc_name_table *find_parameters(const fc_target *target, bool nested, fc_a
     return table;
 }
 
-static bool is_parameter(const fc_name_table *parameters, const char *name) {
-    const size_t n = strlen(name);
-    return fc_name_table_find(parameters, name, n) != FC_NO_NAME ||
-           ((fc_ends_with(name, "_w") || fc_ends_with(name, "_v")) &&
-            fc_name_table_find(parameters, name, n - 2) != FC_NO_NAME);
-}
-
-static fc_code keep_parameter(fc_dist_adapting *a, const fc_target_tensor *w, fc_arena *scratch) {
+static fc_code keep_parameter(fc_dist_adapting *a, const fc_target_tensor *w, const fc_fsdp_dtensor_optimizer *o,
+                              fc_arena *scratch) {
+    const size_t master = fc_name_table_find(o->masters, w->name, strlen(w->name));
     const char *key = fc_arena_printf(scratch, "module.%s", w->name);
     const char *name = key ? fc_arena_printf(scratch, "model.%s", key) : NULL;
     FC_NEED(name, a->err, a->source->path);
     const fc_path_element elements[] = {{.key = "model"}, {.key = key}};
     const fc_path path = {elements, 2};
-    return fc_dist_keep(a, w->source, name, &path);
+    return fc_dist_keep(a, master != FC_NO_NAME ? o->weights[master] : w->source, name, &path);
 }
 
 static fc_code add_missing(fc_dist_adapting *a, const char *name, const char *json) {
@@ -115,29 +96,46 @@ static fc_code add_missing(fc_dist_adapting *a, const char *name, const char *js
 /* Whether the result leaves a value out: what Transformer Engine and torch_dist add. */
 static bool is_dropped(const fc_target_tensor *w) {
     static const char content[] = "content_metadata";
-    return w->source->object && (fc_mg_is_extra_state(w->name) || strstr(w->name, "/shard_") ||
-                                 strncmp(w->name, content, sizeof content - 1) == 0);
+    return w->source->object &&
+           (fc_mg_is_extra_state(w->name) || strstr(w->name, "/shard_") ||
+            strncmp(w->name, content, sizeof content - 1) == 0 || fc_ends_with(w->name, ".param_state_sharding_type"));
 }
 
-static fc_code add_values(fc_dist_adapting *a, const fc_target *changed, const fc_name_table *parameters,
-                          fc_arena *scratch) {
+/* Adds the values of a source that has Megatron's own names. */
+static fc_code add_renamed(fc_dist_adapting *a, const fc_target *changed, fc_name_table *parameters,
+                           fc_arena *scratch) {
+    fc_fsdp_dtensor_optimizer o = {.parameters = parameters, .step = -1};
+    bool *taken = fc_arena_calloc(scratch, changed->ntensors + 1, sizeof *taken);
+    FC_NEED(taken, a->err, a->source->path);
+    FC_TRY(fc_fsdp_dtensor_add_optimizer(a, changed, &o, taken, scratch));
     for (size_t i = 0; i < changed->ntensors; i++) {
         const fc_target_tensor *w = &changed->tensors[i];
-        if (parameters && is_dropped(w)) {
+        if (taken[i] || is_dropped(w)) {
             continue;
         }
-        FC_TRY(parameters && is_parameter(parameters, w->name) ? keep_parameter(a, w, scratch)
-                                                               : fc_dist_keep(a, w->source, w->name, &w->path));
+        FC_TRY(!w->source->object && fc_fsdp_dtensor_parameter(parameters, w->name) > 0
+                   ? keep_parameter(a, w, &o, scratch)
+                   : fc_dist_keep(a, w->source, w->name, &w->path));
     }
-    FC_TRY(add_missing(a, "iteration", "0"));
-    FC_TRY(add_missing(a, "checkpoint_version", "3.0"));
+    const char *step = fc_arena_printf(a->out->arena, "%" PRId64, o.step > 0 ? o.step : 0);
+    FC_NEED(step, a->err, a->source->path);
+    FC_TRY(add_missing(a, "iteration", step));
+    return add_missing(a, "checkpoint_version", "3.0");
+}
+
+static fc_code add_values(fc_dist_adapting *a, const fc_target *changed, fc_name_table *parameters, fc_arena *scratch) {
+    FC_TRY(parameters ? add_renamed(a, changed, parameters, scratch) : FC_OK);
+    for (size_t i = 0; !parameters && i < changed->ntensors; i++) {
+        const fc_target_tensor *w = &changed->tensors[i];
+        FC_TRY(fc_dist_keep(a, w->source, w->name, &w->path));
+    }
     return fc_derived_set_tensors(a->out, a->values, a->count, a->err);
 }
 
 /* ---- the whole ---- */
 
 /* Divides SwiGLU's matrices, and finds the parameters. */
-static fc_code divide(fc_checkpoint **source, const fc_target *target, fc_target *changed, fc_name_table **parameters,
+static fc_code divide(fc_checkpoint **source, fc_target *target, fc_target *changed, fc_name_table **parameters,
                       fc_arena *arena, fc_error *err) {
     const fc_selection all = {0};
     const fc_checkpoint *before = *source;
@@ -146,11 +144,12 @@ static fc_code divide(fc_checkpoint **source, const fc_target *target, fc_target
     FC_TRY(fc_dist_refuse_hub_names(target, err));
     FC_TRY(refuse_keys(target, err));
     FC_TRY(refuse_grouped(target, err));
-    FC_TRY(refuse_optimizer(target, err));
+    fc_dist_drop_lists(target);
     *parameters = find_parameters(target, fc_dist_has_model(*source), arena);
     FC_NEED(*parameters, err, before->path);
     FC_TRY(fc_fsdp_dtensor_find_halves(target, arena, &rules, err));
     FC_TRY(fc_dist_apply_rules(source, target, "fsdp_dtensor", rules, arena, err));
+    *changed = *target;
     return *source == before ? FC_OK : fc_target_new(*source, &all, arena, changed, &counts, err);
 }
 

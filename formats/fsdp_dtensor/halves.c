@@ -6,6 +6,7 @@
 #include "fsdp_dtensor/halves.h"
 
 #include "base/name_table.h"
+#include "derived/optim_name.h"
 #include "fsdpckpt/try.h"
 
 #include <stdio.h>
@@ -112,7 +113,8 @@ static fc_code find_halves(finding *f) {
     }
     for (size_t i = 0; i < f->target->ntensors; i++) {
         const fc_target_tensor *w = &f->target->tensors[i];
-        const char *number, *at = w->source->object ? NULL : find_first(w->name, &number);
+        const bool state = w->source->object || fc_optim_name_of(w).kind != FC_OPTIM_NONE;
+        const char *number, *at = state ? NULL : find_first(w->name, &number);
         bool gated = false;
         if (at) {
             FC_TRY(find_gate(f, w, at, number, &gated));

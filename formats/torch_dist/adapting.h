@@ -29,11 +29,36 @@ fc_code fc_dist_add_text(fc_dist_adapting *a, const char *name, const fc_path *p
  */
 void fc_dist_drop_lists(fc_target *target);
 
+/** A value of one of the groups of megatron-core's optimizers. */
+typedef struct fc_dist_setting {
+    size_t optimizer, number; /**< the group: optimizer 1 is that of the experts */
+    bool experts;             /**< whether experts have an optimizer of their own */
+    const char *key;          /**< in the arena of the source or of the result */
+    const fc_tensor *value;   /**< of the source; NULL: it is `json` */
+    const char *json;
+} fc_dist_setting;
+
+/** What becomes of an optimizer. Values come before groups. */
+typedef struct fc_dist_optimizer {
+    void *context;
+    bool takes_key_first; /**< whether states with the key before the parameter are added, too */
+    bool takes_step;      /**< whether the "step" of each parameter is a state, too */
+    /** Adds a state: "exp_avg", "exp_avg_sq" or "param", the weight that the optimizer changes. `parameter` is freed.
+     */
+    fc_code (*add_state)(void *context, const fc_tensor *value, const char *key, const char *parameter);
+    fc_code (*add_setting)(void *context, const fc_dist_setting *setting);
+} fc_dist_optimizer;
+
 /**
- * Adds the optimizer of `target`, whose values have torch's names, as megatron-core's distributed optimizer stores it.
- * @param taken one per value of `target`: set for those that belong to the optimizer.
- * @param step  receives the number of its steps; -1: there is no such optimizer, and nothing is added.
+ * Finds the optimizer of `target`, whose values have torch's names or Megatron's.
+ * @param taken   one per value of `target`: set for those that belong to the optimizer.
+ * @param step    receives the number of its steps; -1: there is no such optimizer, and nothing is added.
+ * @param experts receives whether experts have an optimizer of their own.
  */
+fc_code fc_dist_find_optimizer(fc_dist_adapting *a, const fc_target *target, const fc_dist_optimizer *to, bool *taken,
+                               int64_t *step, bool *experts);
+
+/** Adds the optimizer of `target` as torch_dist stores it, in the form `fully_reshardable`. Parameters as above. */
 fc_code fc_dist_add_optimizer(fc_dist_adapting *a, const fc_target *target, bool *taken, int64_t *step);
 
 /** Gives the values of `*source` that `how` chooses other names and shapes. `*source` becomes the result. */

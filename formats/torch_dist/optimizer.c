@@ -1,9 +1,9 @@
 /*
- * Gives the values of an optimizer the names and the groups that megatron-core's distributed optimizer looks for in the
- * form `fully_reshardable`. The source has torch's names, `optim.state.<parameter>.<key>`: DCP of FSDP and torchtitan,
- * and Megatron's rank files. A tensor becomes `optimizer.state.<key>.<parameter>`. The groups go into common.pt, with
- * the step. Megatron divides its parameters among groups itself, by what their names and shapes say, and looks for the
- * group with the same multipliers. With expert parallelism it has a second optimizer, for the experts.
+ * Finds the optimizer of a source for megatron-core, whose formats store it by parameter: see adapting.h. The source
+ * has torch's names, `optim.state.<parameter>.<key>` (DCP of FSDP and torchtitan, Megatron's rank files), or Megatron's
+ * own, with the key before the parameter. Megatron divides its parameters among groups itself, by what their names and
+ * shapes say, and looks for the group with the same multipliers. With expert parallelism it has a second optimizer, for
+ * the experts.
  */
 #include "base/grow.h"
 #include "checkpoint/path.h"
@@ -35,6 +35,7 @@ typedef struct group {
 
 typedef struct finding {
     fc_dist_adapting *a;
+    const fc_dist_optimizer *to;
     const fc_target *target;
     fc_arena *scratch;
     fc_name_table *weights;        /* tensors of the target by name: their indexes */
@@ -70,18 +71,13 @@ static fc_code read_json(const finding *f, const fc_target_tensor *w, const char
 /* The name of a key in the distributed optimizer, or NULL. */
 static const char *dist_key(const char *key) {
     static const char *const keys[][2] = {
-        {"exp_avg", "exp_avg"}, {"exp_avg_sq", "exp_avg_sq"}, {"fp32_param", "param"}};
+        {"exp_avg", "exp_avg"}, {"exp_avg_sq", "exp_avg_sq"}, {"fp32_param", "param"}, {"param", "param"}};
     for (size_t i = 0; key && i < sizeof keys / sizeof *keys; i++) {
         if (strcmp(key, keys[i][0]) == 0) {
             return keys[i][1];
         }
     }
     return NULL;
-}
-
-static fc_code keep_state(const finding *f, const fc_target_tensor *w, const char *key, const char *parameter) {
-    const char *name = fc_arena_printf(f->scratch, "optimizer.state.%s.%s", key, parameter);
-    return name ? fc_dist_keep(f->a, w->source, name, NULL) : fc_no_memory(f->a->err, f->a->source->path);
 }
 
 /* Reads the value of a step, which is a tensor with one number, or a number. */
@@ -140,21 +136,23 @@ static fc_code take_state(finding *f, const fc_target_tensor *w, const fc_optim_
     FC_NEED(parameter, f->a->err, f->a->source->path);
     f->first = f->first ? f->first : w;
     if (n->is_number) {
-        return refuse(f, w, "has the number of a parameter, but torch_dist needs the names of parameters");
+        return refuse(f, w, "has the number of a parameter, but megatron-core needs the names of parameters");
     }
     if (n->key && strcmp(n->key, "step") == 0) {
-        return take_step(f, w);
+        FC_TRY(take_step(f, w));
+        return f->to->takes_step ? f->to->add_state(f->to->context, w->source, "step", parameter) : FC_OK;
     }
     if (!key) {
-        return refuse(f, w,
-                      "has no place in torch_dist: megatron-core's distributed optimizer has exp_avg, exp_avg_sq "
-                      "and weights in fp32");
+        return refuse(
+            f, w,
+            "has no place in megatron-core's distributed optimizer, which has exp_avg, exp_avg_sq and weights in "
+            "fp32");
     }
     f->experts = f->experts || (!f->grouped && strstr(parameter, ".mlp.experts."));
     if (strcmp(key, "param") == 0) {
         FC_NEED(fc_name_table_put(f->masters, parameter, n->len, 0) != FC_NO_NAME, f->a->err, f->a->source->path);
     }
-    return keep_state(f, w, key, parameter);
+    return f->to->add_state(f->to->context, w->source, key, parameter);
 }
 
 /* Without a weight in fp32 among the states, the model's own is the one that the optimizer changes. */
@@ -165,7 +163,7 @@ static fc_code add_master(const finding *f, const fc_target_tensor *w, const fc_
     const size_t at = fc_name_table_find(f->weights, n->text, n->len);
     const char *parameter = fc_arena_strndup(f->scratch, n->text, n->len);
     FC_NEED(parameter, f->a->err, f->a->source->path);
-    return at != FC_NO_NAME ? keep_state(f, &f->target->tensors[at], "param", parameter)
+    return at != FC_NO_NAME ? f->to->add_state(f->to->context, f->target->tensors[at].source, "param", parameter)
                             : refuse(f, w, "is state of a parameter that is missing");
 }
 
@@ -245,7 +243,7 @@ static fc_code find_groups(finding *f) {
     }
     for (size_t i = 0; i < f->ngroups; i++) {
         if (f->groups[i].optimizer > 1) {
-            return refuse(f, f->settings[0].value, "is of more than two optimizers, which torch_dist has no place for");
+            return refuse(f, f->settings[0].value, "is of more than two optimizers, which megatron-core does not have");
         }
         f->groups[i].number = numbers[f->groups[i].optimizer]++;
         f->experts = f->experts || (f->grouped && f->groups[i].optimizer > 0);
@@ -253,37 +251,15 @@ static fc_code find_groups(finding *f) {
     return FC_OK;
 }
 
-/* Makes the path of a value in the state dict of an optimizer. */
-static fc_path dist_path(const finding *f, size_t optimizer, fc_path_element room[6], const char *number,
-                         const char *key) {
-    size_t n = 0;
-    room[n++] = (fc_path_element){.key = "optimizer"};
-    if (f->experts) {
-        room[n++] = (fc_path_element){.key = optimizer > 0 ? "1" : "0", .is_number = true};
-    }
-    if (number) {
-        room[n++] = (fc_path_element){.key = "optimizer"};
-        room[n++] = (fc_path_element){.key = "param_groups"};
-        room[n++] = (fc_path_element){.key = number, .is_index = true};
-    }
-    room[n++] = (fc_path_element){.key = key};
-    return (fc_path){room, n};
-}
-
-/* Adds a value of a group: that of the source, or `json`. */
-static fc_code add_setting(const finding *f, size_t optimizer, size_t number, const char *key, const fc_tensor *value,
-                           const char *json) {
-    fc_path_element room[6];
-    char text[24];
-    snprintf(text, sizeof text, "%zu", number);
-    const fc_path path = dist_path(f, optimizer, room, text, key);
-    const char *name = fc_path_spell(f->a->out->arena, &path, '.');
-    FC_NEED(name && (value || json), f->a->err, f->a->source->path);
-    return value ? fc_dist_keep(f->a, value, name, &path) : fc_dist_add_text(f->a, name, &path, json);
-}
-
 static const char *step_json(const finding *f) {
     return fc_arena_printf(f->a->out->arena, "%" PRId64, f->step);
+}
+
+static fc_code add_setting(const finding *f, size_t optimizer, size_t number, const char *key, const fc_tensor *value,
+                           const char *json) {
+    const fc_dist_setting s = {optimizer, number, f->experts, key, value, json};
+    FC_NEED(value || json, f->a->err, f->a->source->path);
+    return f->to->add_setting(f->to->context, &s);
 }
 
 /* Adds Megatron's own groups. */
@@ -391,7 +367,7 @@ static fc_code add_states(finding *f) {
     for (size_t i = 0; i < f->target->ntensors; i++) {
         const fc_target_tensor *w = &f->target->tensors[i];
         const fc_optim_name n = fc_optim_name_of(w);
-        if (n.kind == FC_OPTIM_STATE && !n.key_first) {
+        if (n.kind == FC_OPTIM_STATE && (!n.key_first || f->to->takes_key_first)) {
             f->taken[i] = true;
             FC_TRY(take_state(f, w, &n));
         } else if (n.kind == FC_OPTIM_NONE && !w->source->object) {
@@ -421,22 +397,17 @@ static fc_code add_optimizer(finding *f) {
     for (size_t i = 0; i < f->nsettings; i++) {
         f->taken[f->settings[i].value - f->target->tensors] = true;
     }
-    FC_TRY(f->grouped ? add_own_groups(f) : add_made_groups(f));
-    for (size_t optimizer = 0; optimizer <= f->experts; optimizer++) {
-        fc_path_element room[6];
-        const fc_path path = dist_path(f, optimizer, room, NULL, "param_state_sharding_type");
-        const char *name = fc_path_spell(f->a->out->arena, &path, '.');
-        FC_TRY(fc_dist_add_text(f->a, name, &path, "\"fully_reshardable\""));
-    }
-    return FC_OK;
+    return f->grouped ? add_own_groups(f) : add_made_groups(f);
 }
 
-fc_code fc_dist_add_optimizer(fc_dist_adapting *a, const fc_target *target, bool *taken, int64_t *step) {
-    finding f = {.a = a, .target = target, .taken = taken, .step = -1, .scratch = fc_arena_new()};
+fc_code fc_dist_find_optimizer(fc_dist_adapting *a, const fc_target *target, const fc_dist_optimizer *to, bool *taken,
+                               int64_t *step, bool *experts) {
+    finding f = {.a = a, .to = to, .target = target, .taken = taken, .step = -1, .scratch = fc_arena_new()};
     f.weights = f.scratch ? fc_name_table_new(f.scratch, 0) : NULL;
     f.masters = f.weights ? fc_name_table_new(f.scratch, 0) : NULL;
     const fc_code rc = f.masters ? add_optimizer(&f) : fc_no_memory(a->err, a->source->path);
     fc_arena_free(f.scratch);
     *step = f.step;
+    *experts = f.experts;
     return rc;
 }

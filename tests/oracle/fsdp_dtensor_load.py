@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Checkpoints of Megatron-FSDP (--ckpt-format fsdp_dtensor) that we resharded, or made of a model of the hub, loaded by real
 megatron-core (gloo, CPU) into its FullyShardedDataParallel and distributed optimizer. Each rank must have what it has after it
-loaded the original.
+loaded the original. So it must from AdamW under torch's names, whose groups its optimizer has to take.
 
 usage: fsdp_dtensor_load.py FSDPCKPT CORPUS       exit 77 without megatron-core
 """
@@ -20,6 +20,7 @@ try:
     import torch
     import torch.distributed.checkpoint as dcp
     import torch.multiprocessing as mp
+    import fsdp_dtensor_written as written
     import make_fsdp_dtensor as maker
     import make_megatron_models as models
     import make_megatron_ranks as ranks
@@ -70,7 +71,22 @@ def loaded(case, wrapped, optimizer, folder, engine=False):
     return {name: digest(value) for name, value in flatten(found)}
 
 
-def on_rank(rank, port, name, own, ours, failures):
+def resumed(case, wrapped, optimizer, folder):
+    """What the optimizer has after it loaded states and groups, as Megatron-LM does it: values that a checkpoint lacks stay."""
+    state = maker.make_state(case, wrapped, optimizer, loading=True)
+    for name, value in flatten(state["optimizer"]["state"]):
+        value = value.to_local() if hasattr(value, "to_local") else value
+        value.fill_(7)
+    dcp.load(state, storage_reader=dcp.FileSystemReader(folder), planner=dcp.DefaultLoadPlanner(allow_partial_load=True))
+    own = optimizer.sharded_state_dict({}, metadata={"distrib_optim_sharding_type": "fsdp_dtensor"})
+    optimizer.load_state_dict({**own, "param_to_group_meta": state["optimizer"]["param_to_group_meta"]})
+    ones = getattr(optimizer, "chained_optimizers", [optimizer])
+    groups = [(g["lr"], g["weight_decay"], g["wd_mult"]) for one in ones for g in one.optimizer.param_groups if g["params"]]
+    state = maker.make_state(case, wrapped, optimizer)
+    return groups, {"/optimizer" + name: digest(value) for name, value in flatten({"state": state["optimizer"]["state"]})}
+
+
+def on_rank(rank, port, name, own, ours, torchs, failures):
     try:
         case = {"vp": None, **models.CASES[name], **maker.MESHES[name]}
         maker.begin(rank, port, case)
@@ -83,6 +99,10 @@ def on_rank(rank, port, name, own, ours, failures):
             asked = {n: v for n, v in want.items() if not engine or n.startswith("/model/")}
             if got != asked or not asked:
                 failures.put("rank %d: %s: %s" % (rank, folder, sorted(n for n in asked if got.get(n) != asked[n])))
+        groups, states = resumed(case, wrapped, optimizer, torchs)
+        wrong = sorted(n for n in states if states[n] != want.get(n))
+        if wrong or not states or set(groups) - {(0.02, 0.1, 1.0), (0.02, 0.0, 0.0)} or not groups:
+            failures.put("rank %d: the optimizer: %s, %s" % (rank, groups, wrong))
     except Exception:  # noqa: BLE001
         failures.put("rank %d: %s" % (rank, traceback.format_exc()))
 
@@ -107,12 +127,18 @@ def main():
             run(program, "reshard", os.path.join(case, "to.safetensors"), "-o", ours[2][0], "--to", "fsdp_dtensor", "--dp", "3",
                 "--recipe", "megatron-qwen-moe" if "experts" in models.CASES[name] else "megatron-llama", "--reverse", "--config",
                 case, "-q")
+            state = written.torch_optimizer(own, "experts" in models.CASES[name])
+            for group in state["optim"]["param_groups"]:
+                group["lr"] = 0.02
+            saved, torchs = os.path.join(home, "torch.pt"), os.path.join(home, "torch")
+            torch.save(state, saved)
+            run(program, "reshard", saved, "-o", torchs, "--to", "fsdp_dtensor", "--dp", "2", "-q")
             s.bind(("127.0.0.1", 0))
             port = s.getsockname()[1]
             s.close()
             failures = mp.get_context("spawn").SimpleQueue()
             count = ranks.ranks_of({**models.CASES[name], **maker.MESHES[name]})
-            mp.spawn(on_rank, args=(port, name, own, ours, failures), nprocs=count)
+            mp.spawn(on_rank, args=(port, name, own, ours, torchs, failures), nprocs=count)
             while not failures.empty():
                 check(False, "%s: %s" % (name, failures.get()))
     return finish("fsdp_dtensor_load, megatron-core " + megatron.core.__version__)
