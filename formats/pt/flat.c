@@ -119,6 +119,20 @@ static void place_state(const fc_pt_builder *m, const fc_pt_flat *flat, fc_pt_sh
     out->padding = flat->shard - out->sizes[0];
 }
 
+/* Fills in the elements of a parameter that this rank has: those after the ones of lower ranks. */
+static fc_code place_piece(const fc_pt_builder *m, const fc_pt_flat *flat, const torch_leaf *leaf, int64_t size,
+                           fc_pt_shard *out, fc_error *err) {
+    const size_t at = fc_name_table_find(m->names, leaf->name, strlen(leaf->name));
+    const fc_pt_value *v = at == FC_NO_NAME ? NULL : &m->values[at];
+    const fc_chunk *last = v && v->nchunks > 0 ? &v->chunks[v->nchunks - 1] : NULL;
+    out->shape[0] = flat->numel;
+    out->offsets[0] = last ? last->dims[0] + last->dims[1] : 0; /* within the parameter */
+    out->sizes[0] = size;
+    return size <= flat->numel - out->offsets[0]
+               ? FC_OK
+               : fc_fail(err, FC_EUNSUPPORTED, "%s: the ranks have more elements of it than the parameter", m->f->path);
+}
+
 fc_code fc_pt_state_shard(const fc_pt_builder *m, const torch_leaf *leaf, fc_pt_shard *out, bool *is, fc_error *err) {
     const fc_path_element *e = leaf->path.count >= 3 ? &leaf->path.elements[leaf->path.count - 3] : NULL;
     fc_torch_tensor t = {0};
@@ -140,6 +154,10 @@ fc_code fc_pt_state_shard(const fc_pt_builder *m, const torch_leaf *leaf, fc_pt_
             "%s: optimizer state of flat parameters, numbered together with other parameters or in several groups: "
             "it is unknown which is which; save FSDP.optim_state_dict(model, optimizer), or leave the file out",
             m->f->path);
+    }
+    if (m->numbers_fit && flat && flat->pieces) {
+        *is = true;
+        return place_piece(m, flat, leaf, t.sizes[0], out, err);
     }
     if (!m->numbers_fit || !flat || t.sizes[0] != flat->shard) {
         return FC_OK;

@@ -204,15 +204,6 @@ static fc_code end_tp_shards(const fc_pt_builder *m, fc_pt_value *v, int64_t ran
     return FC_OK;
 }
 
-fc_code fc_pt_check_shards(fc_pt_builder *m, size_t first, int64_t ranks) {
-    for (size_t i = first; i < m->count; i++) {
-        if (m->values[i].shards > 0) {
-            FC_TRY(end_tp_shards(m, &m->values[i], ranks));
-        }
-    }
-    return FC_OK;
-}
-
 /* Appends this rank's shard to those of the lower ranks along `dim`. */
 static fc_code extend_along(const fc_pt_builder *m, fc_pt_value *v, const fc_torch_tensor *t, int dim,
                             fc_pt_shard *shard) {
@@ -266,12 +257,26 @@ static bool is_flat_state(const fc_pt_value *v) {
     return e && v->ndim == 1 && strcmp(e[0].key, "state") == 0 && e[1].is_number;
 }
 
+fc_code fc_pt_check_shards(fc_pt_builder *m, size_t first, int64_t ranks) {
+    for (size_t i = first; i < m->count; i++) {
+        fc_pt_value *v = &m->values[i];
+        FC_TRY(v->shards > 0 ? end_tp_shards(m, v, ranks) : FC_OK);
+        if (v->plain && !v->view && !v->refusal && is_flat_state(v) && v->copies < ranks) {
+            v->refusal =
+                "optimizer state under a number, which not every rank has, as that of FSDP1's flat parameters: "
+                "save FSDP.optim_state_dict(model, optimizer), or convert the model alone";
+        }
+    }
+    return fc_pt_check_pieces(m, first);
+}
+
 static fc_code refuse_unequal(const fc_pt_builder *m, const fc_pt_value *v) {
     if (is_flat_state(v)) {
         return fc_fail(m->err, FC_EUNSUPPORTED,
                        "%s: optimizer state under a number, which differs between ranks, as that of FSDP1's flat "
                        "parameters, and no model in one folder with it has flat parameters of these sizes, one for the "
-                       "root and one for each layer: save FSDP.optim_state_dict(model, optimizer), or convert the "
+                       "root and one for each layer, or parameters of which these are parts: save "
+                       "FSDP.optim_state_dict(model, optimizer), or convert the "
                        "model alone",
                        m->f->path);
     }
@@ -288,6 +293,9 @@ static fc_code refuse_unequal(const fc_pt_builder *m, const fc_pt_value *v) {
 static fc_code compare_plain(const fc_pt_builder *m, const fc_pt_value *v, const fc_pt_shard *shard, fc_dtype dtype,
                              const torch_extent *extent) {
     bool same = false;
+    if (is_flat_state(v) && shard->ndim == 1 && !same_shape(v, shard)) {
+        return refuse_unequal(m, v);
+    }
     if (v->object || !v->plain || v->dtype != dtype || !same_shape(v, shard)) {
         return fc_advise(m->err,
                          fc_fail(m->err, FC_EUNSUPPORTED,
@@ -314,6 +322,8 @@ static fc_code add_plain(fc_pt_builder *m, const torch_leaf *leaf) {
     FC_NEED(v, m->err, m->checkpoint->path);
     FC_TRY_CONTEXT(fc_torch_find_extent(m->f, leaf->v, &t, made ? m->checkpoint->arena : m->scratch, &extent, m->err),
                    m->err, "%s", m->f->path);
+    v->copies++;
+    v->file = made ? m->f->index : v->file;
     if (is_flat_view(m, &t, extent) && (made || (v->plain && v->ndim == 1))) {
         v->plain = v->view = m->checkpoint->omits_views = true;
         v->ndim = 1;

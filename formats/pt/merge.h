@@ -16,6 +16,7 @@ typedef struct fc_pt_value {
     const char *refusal;        /* why the value is unreadable; NULL: it is readable */
     fc_hint hint;               /* what makes it readable, or FC_HINT_NONE */
     bool plain;                 /* whether every rank has the whole value */
+    int64_t copies;             /* number of ranks whose files have it, if it is plain */
     bool view; /* whether it is a view of a flat parameter, which contains its bytes, so it is not a value of its own */
     fc_dtype dtype;
     int ndim;
@@ -34,6 +35,8 @@ typedef struct fc_pt_flat {
     int64_t numel, shard; /* elements of the whole, and of each rank's shard with padding */
     int64_t ranks;        /* number of ranks of the set */
     int64_t *offsets;     /* in the arena: per rank, offset of its shard in elements; -1: none */
+    bool pieces; /* with use_orig_params: one parameter, of which each rank has any number of elements after those of
+                    the lower ranks */
 } fc_pt_flat;
 
 typedef struct fc_pt_builder {
@@ -53,6 +56,7 @@ typedef struct fc_pt_builder {
     fc_flat_layout *units; /* what the numbers of an optimizer stand for, if it follows from the model; else NULL */
     size_t nunits;
     const char *optimizer;           /* the set of this optimizer, or "" if its names do not begin with it */
+    uint32_t optimizer_file;         /* index of its first file */
     struct fc_pt_sharding *sharding; /* metadata.pkl of torch_checkpointing, or NULL */
     uint64_t *flat;                  /* malloc'ed: file offsets of the storages of the file's flat parameters */
     size_t nflat, flat_capacity;
@@ -86,6 +90,9 @@ fc_code fc_pt_state_shard(const fc_pt_builder *m, const torch_leaf *leaf, fc_pt_
 /** If the current file is an optimizer of FSDP1's flat parameters, and the model's files, which were read before, have
  *  the parameters, finds out which parameters are in which flat one. (units.c) */
 fc_code fc_pt_infer_units(fc_pt_builder *m, const torch_leaves *leaves);
+/** Call it after the last file of a set, whose values start at `first`. If the ranks' pieces of any parameter do not
+ * add up to it, the numbers of this optimizer stand for something else, and all of its state is unreadable. */
+fc_code fc_pt_check_pieces(const fc_pt_builder *m, size_t first);
 /** @return the layout of the flat parameter whose state a value is, or NULL for any other value. */
 const fc_flat_layout *fc_pt_unit_of(const fc_pt_builder *m, const fc_pt_value *v);
 /** Divides the state `flat` of a flat parameter. @param out receives one tensor for each of unit->params */

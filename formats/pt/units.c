@@ -3,6 +3,10 @@
  * parameters, but the optimizer's state_dict() still numbers the flat ones. Number 0 is that of the root; then come
  * those of the layers, and of each linear layer of LoRA. This is accepted only if the optimizer has as many numbers and
  * each shard has the size that follows. flat.c then reads the state, and here it is divided among the parameters.
+ *
+ * With use_orig_params, each number is a parameter, and a rank has the elements that are in its shard of the flat one,
+ * or no state if there are none. The elements of the ranks, one after another, are the parameter. This is accepted only
+ * if the optimizer has as many numbers as the model has parameters, and the elements add up to each of them.
  */
 #include "base/name_table.h"
 #include "checkpoint/parameters.h"
@@ -248,6 +252,54 @@ static fc_code lay_out(const search *s, fc_flat_layout *units, bool *fits) {
     return FC_OK;
 }
 
+/* ---- parameters that have their own numbers ---- */
+
+/* Leaves out matrices with the bytes of an earlier one, which are tied to it, so that they have no number. */
+static fc_code drop_copies(search *s) {
+    size_t n = 0, of;
+    for (size_t i = 0; i < s->nparams; i++) {
+        bool copy = false;
+        FC_TRY(s->m->values[s->params[i]].ndim > 1 ? is_copy(s, i, &of, &copy) : FC_OK);
+        if (!copy) {
+            s->unit_of[n] = 0;
+            s->params[n++] = s->params[i];
+        }
+    }
+    s->nparams = n;
+    return FC_OK;
+}
+
+/* Lays out a unit for each parameter. @param fits receives whether the first rank may have this much of each */
+static fc_code lay_out_parameters(search *s, fc_flat_layout *units, bool *fits) {
+    fc_arena *arena = s->m->checkpoint->arena;
+    memset(s->unit_of, 0, s->nparams * sizeof *s->unit_of);
+    FC_TRY(s->nparams > s->count ? drop_copies(s) : FC_OK);
+    *fits = s->nparams == s->count && s->ranks == s->m->set->ranks;
+    for (size_t i = 0; i < s->nparams && *fits; i++) {
+        const fc_pt_value *v = &s->m->values[s->params[i]];
+        const fc_flat_desc desc = {.fqn = key_of(v),
+                                   .ndim = v->ndim,
+                                   .shape = v->shape,
+                                   .dtype = v->dtype,
+                                   .requires_grad = true,
+                                   .shared_with = -1};
+        FC_TRY(fc_flat_layout_new(&desc, 1, s->ranks, false, v->dtype, arena, &units[i], s->m->err));
+        *fits = s->shards[i] <= units[i].numel;
+    }
+    return FC_OK;
+}
+
+static fc_code add_pieces(const search *s) {
+    fc_pt_builder *m = s->m;
+    for (size_t u = 0; u < m->nunits; u++) {
+        fc_pt_flat *flat = NULL;
+        FC_TRY(fc_pt_add_flat(m, m->set->ranks, &flat));
+        flat->numel = m->units[u].numel;
+        flat->pieces = true;
+    }
+    return FC_OK;
+}
+
 /* ---- the flat parameters, as flat.c wants them ---- */
 
 /* Returns the number of a rank's shard: its coordinate along the dimension of the mesh that shards them. */
@@ -296,10 +348,16 @@ static fc_code infer(search *s, const torch_leaves *leaves) {
         FC_TRY(lay_out(s, units, &found));
         m->units = found ? units : NULL;
     }
+    bool pieces = false;
+    if (fits && !m->units) {
+        FC_TRY(lay_out_parameters(s, units, &pieces));
+        m->units = pieces ? units : NULL;
+    }
     if (m->units) {
         m->nunits = s->count;
         m->optimizer = m->item_name > 0 ? m->set->name : "";
-        return add_flats(s);
+        m->optimizer_file = m->f->index;
+        return pieces ? add_pieces(s) : add_flats(s);
     }
     return FC_OK;
 }
@@ -399,4 +457,39 @@ fc_code fc_pt_name_group(const fc_pt_builder *m, const torch_object **out) {
 
 bool fc_pt_is_group(const fc_pt_builder *m, const fc_path *path) {
     return is_of_optimizer(m, path, "param_groups", 3) && strcmp(path->elements[path->count - 1].key, "params") == 0;
+}
+
+/* ---- the end of the set ---- */
+
+/* Whether the chunks of each value are the whole parameter. */
+static bool are_whole(const fc_pt_builder *m, size_t first) {
+    bool whole = true;
+    for (size_t i = first; i < m->count && whole; i++) {
+        const fc_pt_value *v = &m->values[i];
+        const fc_chunk *last = v->nchunks > 0 ? &v->chunks[v->nchunks - 1] : NULL;
+        if (is_of_optimizer(m, &v->path, "state", 3) && is_state(&v->path) && (v->refusal || v->ndim > 0)) {
+            const fc_flat_layout *unit = fc_pt_unit_of(m, v);
+            whole = unit && (last ? last->dims[0] + last->dims[1] : 0) == unit->numel;
+        }
+    }
+    return whole;
+}
+
+fc_code fc_pt_check_pieces(const fc_pt_builder *m, size_t first) {
+    if (!m->units || m->nflats == 0 || !m->flats[0].pieces || are_whole(m, first)) {
+        return FC_OK;
+    }
+    for (size_t i = first; i < m->count; i++) {
+        fc_pt_value *v = &m->values[i];
+        if (is_of_optimizer(m, &v->path, "state", 3) || fc_pt_is_group(m, &v->path)) {
+            *v = (fc_pt_value){.name = v->name,
+                               .path = v->path,
+                               .chunks = v->chunks,
+                               .refusal = "optimizer state under numbers, of which the ranks' parts do not add up to "
+                                          "the parameters of the model: save FSDP.optim_state_dict(model, optimizer), "
+                                          "or convert the model alone",
+                               .file = m->optimizer_file};
+        }
+    }
+    return FC_OK;
 }

@@ -31,7 +31,7 @@ class Verl(Trainers):
         return safetensors_file.read(self.path(out, "model.safetensors"))
 
     def test_one_command(self):
-        for case in ("fsdp1", "fsdp1-tied", "fsdp2"):
+        for case in ("fsdp1", "fsdp1-tied", "fsdp1-orig", "fsdp1-orig-tied", "fsdp2"):
             with self.subTest(case):
                 run = self.folder("verl", case)
                 out = self.ok("export", f"{run}/actor/", "-o", "hub", "-f")
@@ -89,7 +89,7 @@ class Verl(Trainers):
         self.assertEqual(report["model"]["side_files"], ["config.json", "tokenizer.json"])
 
     def test_lora(self):
-        for case in ("fsdp1-lora", "fsdp2-lora"):
+        for case in ("fsdp1-lora", "fsdp1-orig-lora", "fsdp2-lora"):
             with self.subTest(case):
                 run = self.folder("verl", case)
                 p = self.run_tool("export", f"{run}/actor", "-o", "hub", "-f")
@@ -108,7 +108,7 @@ class Verl(Trainers):
                    contains=["has no LoRA adapter inside"])
 
     def test_the_optimizer_of_flat_parameters(self):
-        for case in ("fsdp1", "fsdp1-lora", "fsdp1-tied"):
+        for case in ("fsdp1", "fsdp1-lora", "fsdp1-tied", "fsdp1-orig", "fsdp1-orig-lora", "fsdp1-orig-tied"):
             with self.subTest(case):
                 run = self.folder("verl", case)
                 shutil.rmtree(self.path(run, "actor", "lora_adapter"), ignore_errors=True)  # a line says that it is not read
@@ -135,6 +135,25 @@ class Verl(Trainers):
         self.ok("consolidate", f"{run}/actor", "-o", "model.safetensors", "--include", "model.*", "--strip-prefix", "model.")
         self.assertEqual(safetensors_file.read(self.path("model.safetensors")),
                          safetensors_file.read(self.path(run, "expected.safetensors")))
+
+
+    def test_parts_that_do_not_add_up(self):
+        """With use_orig_params, the ranks have the elements of a parameter one after another. The other rank's file twice, or the
+        optimizer of another model: all of its state is refused, and the model is not affected."""
+        run = self.folder("verl", "fsdp1-orig")
+        tied = self.folder("verl", "fsdp1-orig-tied", to="tied")
+        optim = "optim_world_size_2_rank_%d.pt"
+        for source in (self.path(run, "actor", optim % 1), self.path(tied, "actor", "optim_world_size_4_rank_0.pt")):
+            with self.subTest(source):
+                shutil.copy(source, self.path(run, "actor", optim % 0))
+                p = self.run_tool("consolidate", f"{run}/actor", "-o", "all.pt")
+                self.assertEqual(p.returncode, 5, p.stderr)
+                self.assertIn("save FSDP.optim_state_dict(model, optimizer), or convert the model alone", p.stderr)
+                self.assertNotIn("--tp-plan", p.stderr)
+                state = [t for t in json.loads(self.ok("inspect", f"{run}/actor", "--json"))["tensors"] if ".exp_avg" in t["name"]]
+                self.assertEqual([t["name"] for t in state if ".layers." in t["name"]], [])
+                self.ok("export", f"{run}/actor", "-o", "hub", "-f")
+                self.assertEqual(self.exported(), safetensors_file.read(self.path(run, "expected.safetensors")))
 
 
 def put(path, tensors, **metadata):

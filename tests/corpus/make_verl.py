@@ -6,7 +6,8 @@ repeated here line by line, with torch, transformers and PEFT on gloo and the CP
     actor/model_world_size_2_rank_0.pt, optim_…, extra_state_…, fsdp_config.json, huggingface/, and lora_adapter/ of LoRA
 
 Cases: `fsdp2`; `fsdp2-lora`, whose expected values are those of PEFT's merge_and_unload; `fsdp1` and `fsdp1-lora` of 2 ranks and
-`fsdp1-tied` of 4, whose optimizer has one flat shard for each unit. optimizer.safetensors has its state as FSDP.optim_state_dict gathers it.
+`fsdp1-tied` of 4, whose optimizer has one flat shard for each unit; `fsdp1-orig*`, the same with use_orig_params, where each rank has
+the elements of each parameter that are in its flat shard. optimizer.safetensors has its state as FSDP.optim_state_dict gathers it.
 
     pip install --no-deps peft; python tests/corpus/make_verl.py [CASE ...]
 """
@@ -29,7 +30,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 warnings.filterwarnings("ignore")
 OUT = pathlib.Path(__file__).parent / "verl"
-CASES = ("fsdp1", "fsdp1-lora", "fsdp1-tied", "fsdp2", "fsdp2-lora")
+CASES = ("fsdp1", "fsdp1-lora", "fsdp1-tied", "fsdp1-orig", "fsdp1-orig-lora", "fsdp1-orig-tied", "fsdp2", "fsdp2-lora")
 CONFIG = LlamaConfig(vocab_size=13, hidden_size=6, intermediate_size=9, num_hidden_layers=2, num_attention_heads=3, num_key_value_heads=1,
                      head_dim=2, max_position_embeddings=16, tie_word_embeddings=False, dtype="float32", architectures=["LlamaForCausalLM"],
                      bos_token_id=0, eos_token_id=1)
@@ -72,7 +73,7 @@ def shard(case, model):
             leaf = lambda module: not list(module.named_children()) and getattr(module, "weight", None) is not None
             of_lora = functools.partial(lambda_auto_wrap_policy, lambda_fn=lambda module: leaf(module) and module.weight.requires_grad)
             policy = functools.partial(_or_policy, policies=[of_lora, policy])
-        return FSDP(model, auto_wrap_policy=policy, device_id=torch.device("cpu"), device_mesh=mesh, use_orig_params=False)
+        return FSDP(model, auto_wrap_policy=policy, device_id=torch.device("cpu"), device_mesh=mesh, use_orig_params="orig" in case)
     from torch.distributed.fsdp import fully_shard
 
     for module in [m for m in model.modules() if isinstance(m, LlamaDecoderLayer)]:
@@ -137,9 +138,13 @@ def expected(case, model, optimizer, root, rank):
 
         with FSDP.state_dict_type(model, StateDictType.FULL_STATE_DICT):
             full = model.state_dict()
-            state = FSDP.optim_state_dict(model, optimizer)["state"]
+            local, whole = optimizer.state_dict(), {}
+            for key in ("step", "exp_avg", "exp_avg_sq"):  # with use_orig_params on a CPU, torch 2.15 gathers all keys in one buffer
+                one = {**local, "state": {n: {key: s[key]} for n, s in local["state"].items()}}
+                state = FSDP.optim_state_dict(model, optimizer, one)["state"]
+                whole.update({f"{n}.{key}": s[key].detach().clone().contiguous() for n, s in state.items() if key in s})
         if rank == 0:
-            save_file({f"{n}.{k}": t.detach().clone().contiguous() for n, s in state.items() for k, t in s.items()}, str(root / "optimizer.safetensors"))
+            save_file(whole, str(root / "optimizer.safetensors"))
     else:
         full = {n: p.full_tensor().detach().clone() for n, p in model.state_dict().items()}
     if rank == 0:

@@ -381,7 +381,7 @@ def unreadable_values_stop_only_themselves(program, home, corpus):
     for rank in range(3):
         save({"state": {0: {"exp_avg": torch.full((4 + rank,), float(rank)), "step": torch.tensor(7.0)}}},
              run / ("optim_world_size_3_rank_%d.pt" % rank))
-    unreadable(program, run, "optim.state.0.exp_avg", "dtype or shape differs between ranks")
+    unreadable(program, run, "optim.state.0.exp_avg", "under a number, which differs between ranks")
     must_run(program, "consolidate", run, "-o", home / "model.pt", "--include", "model.*")
     want, got = flat(torch.load(case / "full.pt", weights_only=False)["model"]), flat(load(home / "model.pt"))
     must({("model", *k) for k in want} == set(got), set(got))
@@ -399,7 +399,7 @@ def verl_flat_optimizer_loads(program, home, corpus):
     from torch.distributed.checkpoint.state_dict import set_optimizer_state_dict
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    for case in ("fsdp1", "fsdp1-tied"):
+    for case in ("fsdp1", "fsdp1-tied", "fsdp1-orig", "fsdp1-orig-tied"):
         run, file = corpus / "verl" / case, home / (case + ".pt")
         must_run(program, "consolidate", run / "actor", "-o", file)
         saved = load(file)["optim"]
