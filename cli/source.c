@@ -9,6 +9,7 @@
 #include "fsdpckpt/delta.h"
 #include "fsdpckpt/export.h"
 #include "fsdpckpt/format.h"
+#include "fsdpckpt/io.h"
 #include "fsdpckpt/layout.h"
 #include "fsdpckpt/try.h"
 #include "fsdpckpt/unflatten.h"
@@ -63,7 +64,7 @@ fc_code source_config(const options *o, const fc_checkpoint *source, fc_arena *a
     char *in = fc_arena_printf(arena, "%s/config.json", source->path);
     char *next = fc_arena_printf(arena, "%.*sconfig.json", slash ? (int)(slash + 1 - source->path) : 0, source->path);
     FC_NEED(in && next, err, source->path);
-    *out = o->config ? o->config : access(in, F_OK) == 0 ? in : access(next, F_OK) == 0 ? next : NULL;
+    *out = o->config ? o->config : fc_access(in, F_OK) == 0 ? in : fc_access(next, F_OK) == 0 ? next : NULL;
     return FC_OK;
 }
 
@@ -104,7 +105,7 @@ static fc_code open_checked(const options *o, const char *path, const fc_open_op
                             fc_checkpoint **out, fc_error *err) {
     FC_TRY(refuse_delta(path, err));
     fc_code rc = fc_checkpoint_open_model(path, how, model, out, err);
-    if (rc != FC_OK && access(path, F_OK) != 0 && errno == ENOENT) {
+    if (rc != FC_OK && fc_access(path, F_OK) != 0 && errno == ENOENT) {
         suggest_path(path, err);
     }
     FC_TRY(rc);

@@ -6,6 +6,7 @@
 #include "inspect/fold.h"
 
 #include "fsdpckpt/format.h"
+#include "fsdpckpt/io.h"
 #include "fsdpckpt/select.h"
 #include "fsdpckpt/try.h"
 
@@ -249,7 +250,7 @@ static void add_up_values(inspection *in) {
     }
     for (size_t i = 0; i < c->nfiles && !in->headers_only; i++) {
         struct stat st;
-        if (stat(c->files[i].path, &st) == 0) {
+        if (fc_stat(c->files[i].path, &st) == 0) {
             sum->file_bytes = inspect_add(sum->file_bytes, (uint64_t)st.st_size);
         }
     }

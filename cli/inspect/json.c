@@ -4,6 +4,7 @@
 #include "inspect/stats.h"
 
 #include "fsdpckpt/format.h"
+#include "fsdpckpt/io.h"
 #include "fsdpckpt/try.h"
 
 #include <errno.h>
@@ -158,7 +159,7 @@ static void write_files(json_out *j, const inspection *in) {
         struct stat st;
         jw_open(j, '{');
         JSON_MEMBER(j, string, "name", c->files[i].name);
-        if (!in->headers_only && stat(c->files[i].path, &st) == 0) {
+        if (!in->headers_only && fc_stat(c->files[i].path, &st) == 0) {
             JSON_MEMBER(j, uint, "bytes", (uint64_t)st.st_size);
         } else if (!in->headers_only) {
             fc_error why;

@@ -202,6 +202,7 @@ void help_version(text_out *out) {
                    "ISA-L     " FEATURE_ISAL "\n"
                    "zstd      " FEATURE_ZSTD "\n"
                    "bzip2     " FEATURE_BZIP2 "\n"
+                   "libcurl   " FEATURE_CURL "\n"
                    "seccomp   " FEATURE_SECCOMP "\n"
                    "MPI       " FEATURE_MPI "\n"
                    "CUDA      " FEATURE_CUDA "\n"

@@ -15,6 +15,7 @@
 #include "dcp/packed.h"
 #include "fsdpckpt/try.h"
 #include "io/file.h"
+#include "io/path.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -31,7 +32,7 @@ static fc_code look_for(const char *directory, const char *folder, bool *found, 
     struct stat st;
     char path[PATH_MAX];
     bool fits = snprintf(path, sizeof path, "%s/%s/.metadata", directory, folder) < PATH_MAX;
-    *found = fits && stat(path, &st) == 0;
+    *found = fits && fc_stat(path, &st) == 0;
     return !fits || *found || errno == ENOENT || errno == ENOTDIR
                ? FC_OK
                : fc_fail_errno(err, errno, "%s: cannot be examined", path);
@@ -64,8 +65,8 @@ static fc_code check_folder(const fc_checkpoint *checkpoint, const char *path, c
     if (options->follow_external) {
         return FC_OK;
     }
-    return realpath(checkpoint->path, root) ? fc_check_link(path, name, root, err)
-                                            : fc_fail_errno(err, errno, "%s: cannot be examined", checkpoint->path);
+    return fc_realpath(checkpoint->path, root) ? fc_check_link(path, name, root, err)
+                                               : fc_fail_errno(err, errno, "%s: cannot be examined", checkpoint->path);
 }
 
 /* Makes the names of a section's files relative to the joint folder. */

@@ -13,6 +13,7 @@
 #include "checkpoint/path.h"
 #include "fsdpckpt/try.h"
 #include "io/file.h"
+#include "io/path.h"
 #include "io/stand_in.h"
 
 #include <errno.h>
@@ -82,7 +83,7 @@ static fc_code report_missing(const fc_dcp_builder *b, size_t first, size_t miss
 static fc_code check_files(const fc_dcp_builder *b) {
     char root[PATH_MAX];
     size_t missing = 0, first = 0;
-    if (!realpath(b->directory, root)) {
+    if (!fc_realpath(b->directory, root)) {
         return fc_fail_errno(b->err, errno, "%s: cannot be examined", b->directory);
     }
     fc_progress_begin(b->options->progress, FC_PHASE_OPENING, FC_COUNTED_FILES, b->nfiles);
@@ -95,7 +96,7 @@ static fc_code check_files(const fc_dcp_builder *b) {
         if (b->options->headers_only) {
             continue;
         }
-        if (stat(file->path, &st) != 0) {
+        if (fc_stat(file->path, &st) != 0) {
             if (errno != ENOENT && errno != ENOTDIR) {
                 return fc_fail_errno(b->err, errno, "%s: cannot be examined", file->path);
             }
@@ -305,9 +306,7 @@ static void fill_window(window *w, int fd, uint64_t offset) {
     if (!w->bytes || offset > INT64_MAX - AHEAD) {
         return;
     }
-    do {
-        n = pread(fd, w->bytes, AHEAD, (off_t)offset);
-    } while (n < 0 && errno == EINTR);
+    n = fc_pread_some(fd, w->bytes, AHEAD, offset);
     w->offset = offset;
     w->size = n > 0 ? (uint64_t)n : 0;
 }

@@ -14,6 +14,7 @@
 #include "fsdpckpt/try.h"
 #include "io/directory.h"
 #include "io/file.h"
+#include "io/path.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -76,7 +77,7 @@ static fc_code open_rank(builder *m, size_t rank) {
     const char *path =
         fc_arena_printf(arena, "%s%s__%zu.metadata", m->directory, fc_ends_with(m->directory, "/") ? "" : "/", rank);
     FC_NEED(path, m->err, m->directory);
-    if (access(path, F_OK) != 0 && errno == ENOENT) {
+    if (fc_access(path, F_OK) != 0 && errno == ENOENT) {
         return fc_fail(m->err, FC_ECORRUPT,
                        "%s: the file is missing, but the directory has __%zu.metadata; each rank wrote one", path,
                        m->ranks - 1);

@@ -11,6 +11,7 @@
 #include "base/checked.h"
 #include "fsdpckpt/box.h"
 #include "fsdpckpt/try.h"
+#include "io/path.h"
 #include "safetensors/header.h"
 
 #include <errno.h>
@@ -51,7 +52,7 @@ fc_code fc_dcp_safetensors_extent(const fc_checkpoint *checkpoint, const fc_tens
 static fc_code read_header(placing *p, const fc_tensor *tensor, const fc_chunk *chunk) {
     const char *path = p->b->checkpoint->files[chunk->place.file].path;
     const bool headers_only = p->b->options->headers_only;
-    if (headers_only && access(path, F_OK) != 0 && (errno == ENOENT || errno == ENOTDIR)) {
+    if (headers_only && fc_access(path, F_OK) != 0 && (errno == ENOENT || errno == ENOTDIR)) {
         p->missing[chunk->place.file] = true;
         return FC_OK;
     }

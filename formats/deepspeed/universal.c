@@ -14,6 +14,7 @@
 #include "fsdpckpt/order.h"
 #include "fsdpckpt/try.h"
 #include "io/directory.h"
+#include "io/path.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -59,7 +60,7 @@ static fc_code list_param(listing *l, const char *name) {
     if (!fits) {
         return fc_fail_errno(l->err, ENAMETOOLONG, "%s/%s/%s: cannot be listed", l->files->directory, folder, name);
     }
-    if (stat(path, &st) == 0 && !S_ISDIR(st.st_mode)) {
+    if (fc_stat(path, &st) == 0 && !S_ISDIR(st.st_mode)) {
         return FC_OK;
     }
     const char *param = fc_arena_strndup(l->arena, name, strlen(name));

@@ -18,6 +18,7 @@
 #include "hdf5/tables.h"
 #include "io/directory.h"
 #include "io/file.h"
+#include "net/remote.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -39,7 +40,8 @@ static bool file_has_signature(const fc_probe *probe) {
         if (at + sizeof signature <= probe->head_size) {
             yes = memcmp(probe->head + at, signature, sizeof signature) == 0;
         } else {
-            if (fd < 0 && (probe->head_size < 512 || fc_open_input(probe->path, &fd, &size, NULL) != FC_OK)) {
+            if (fd < 0 && (probe->head_size < 512 || fc_is_remote(probe->path) ||
+                           fc_open_input(probe->path, &fd, &size, NULL) != FC_OK)) {
                 break;
             }
             if (!fc_range_within(at, sizeof signature, size)) {
@@ -147,6 +149,12 @@ static fc_h5_server *server_of(fc_session *session, const fc_format *format) {
 }
 
 fc_code fc_h5_open(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {
+    if (fc_is_remote(checkpoint->path)) {
+        return fc_fail(
+            err, FC_EUNSUPPORTED,
+            "%s: HDF5 is not read from servers, because libhdf5 takes hundreds of requests: download it first",
+            checkpoint->path);
+    }
     fc_h5_state *state = fc_arena_calloc(checkpoint->arena, 1, sizeof *state);
     FC_NEED(state, err, checkpoint->path);
     state->follow_external = options->follow_external;

@@ -16,6 +16,7 @@
 #include "base/checked.h"
 #include "checkpoint/identity.h"
 #include "fsdpckpt/try.h"
+#include "io/path.h"
 #include "sharding/recorded.h"
 
 #include <errno.h>
@@ -372,7 +373,7 @@ static fc_code compare_sizes(const sharded_reader *o, fc_error *err) {
     for (int64_t rank = 0; rank < o->ranks; rank++) {
         const char *path = o->checkpoint->files[rank + 1].path;
         struct stat st;
-        if (stat(path, &st) != 0) {
+        if (fc_stat(path, &st) != 0) {
             return errno == ENOENT || errno == ENOTDIR ? fc_fail(err, FC_ECORRUPT, "%s: the file is missing", path)
                                                        : fc_fail_errno(err, errno, "%s: cannot be examined", path);
         }
@@ -431,7 +432,7 @@ static fc_code open_sharded(fc_checkpoint *checkpoint, const char *directory, co
     if (!options->follow_external) {
         FC_TRY(fc_check_links(o.directory, o.checkpoint->files, o.checkpoint->nfiles, err));
     }
-    if (access(index->path, F_OK) != 0 && errno == ENOENT) { /* the directory was recognised by a shard file */
+    if (fc_access(index->path, F_OK) != 0 && errno == ENOENT) { /* the directory was recognised by a shard file */
         return fc_fail(err, FC_ECORRUPT,
                        "%s: the file is missing; it describes the tensors in the shard files next to it: copy it again",
                        index->path);

@@ -11,6 +11,7 @@
 #include "fsdpckpt/order.h"
 #include "fsdpckpt/try.h"
 #include "io/directory.h"
+#include "io/path.h"
 #include "pt/ranks.h"
 
 #include <inttypes.h>
@@ -112,7 +113,7 @@ static const char *first_file(const found_sets *s, const fc_pt_set *set) {
 static bool is_large_json(const found_sets *s, const fc_pt_set *set) {
     struct stat st;
     const char *path = fc_ends_with(set->tail, ".json") ? first_file(s, set) : NULL;
-    return path && stat(path, &st) == 0 && st.st_size > MAX_JSON;
+    return path && fc_stat(path, &st) == 0 && st.st_size > MAX_JSON;
 }
 
 static bool is_member(const found_sets *s, const fc_pt_set *set, const fc_pt_set *evidence) {

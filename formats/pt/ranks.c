@@ -6,6 +6,7 @@
 #include "checkpoint/identity.h"
 #include "checkpoint/path.h"
 #include "fsdpckpt/try.h"
+#include "io/path.h"
 #include "pt/as_torch.h"
 #include "pt/merge.h"
 #include "pt/sharding.h"
@@ -126,7 +127,7 @@ static void close_file(void *slot) {
 static fc_code check_missing(const fc_pt_builder *m, const fc_pt_set *set, size_t first) {
     size_t missing = 0, at = 0;
     for (size_t i = first; i < first + fc_pt_set_files(set); i++) {
-        if (access(m->checkpoint->files[i].path, F_OK) != 0 && errno == ENOENT) {
+        if (fc_access(m->checkpoint->files[i].path, F_OK) != 0 && errno == ENOENT) {
             at = missing++ ? at : i;
         }
     }

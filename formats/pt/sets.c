@@ -10,6 +10,7 @@
 #include "fsdpckpt/order.h"
 #include "fsdpckpt/try.h"
 #include "io/directory.h"
+#include "io/path.h"
 
 #include <inttypes.h>
 #include <limits.h>
@@ -232,8 +233,8 @@ static bool leads_elsewhere(const char *directory, const char *file) {
     char path[PATH_MAX], target[PATH_MAX];
     fc_pt_rank_name name;
     struct stat st;
-    return snprintf(path, sizeof path, "%s/%s", directory, file) < PATH_MAX && lstat(path, &st) == 0 &&
-           S_ISLNK(st.st_mode) && realpath(path, target) && stat(target, &st) == 0 &&
+    return snprintf(path, sizeof path, "%s/%s", directory, file) < PATH_MAX && fc_lstat(path, &st) == 0 &&
+           S_ISLNK(st.st_mode) && fc_realpath(path, target) && fc_stat(target, &st) == 0 &&
            (S_ISDIR(st.st_mode) || fc_ends_with(target, ".distcp")) &&
            !fc_pt_parse_rank_name(fc_base_name(target), &name);
 }
@@ -286,7 +287,7 @@ static fc_code check_fairseq2(const char *directory, const fc_pt_set *sets, size
     char path[PATH_MAX];
     for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
         if (count > 0 && strncmp(sets[0].head, "sdp_", 4) == 0 &&
-            snprintf(path, sizeof path, "%s/%s", directory, others[i]) < PATH_MAX && access(path, F_OK) == 0) {
+            snprintf(path, sizeof path, "%s/%s", directory, others[i]) < PATH_MAX && fc_access(path, F_OK) == 0) {
             return fc_fail(
                 err, FC_EUNSUPPORTED,
                 "%s: a checkpoint of fairseq2 with tensor or pipeline parallelism, whose files do not say how "
@@ -335,7 +336,7 @@ static fc_listed_role role_of(const char *directory, const char *file) {
         return FC_LISTED_OTHER;
     }
     snprintf(model, sizeof model, "%.*smodel%s", (int)(part - file), file, part + strlen(parts[which]));
-    const bool has = snprintf(path, sizeof path, "%s/%s", directory, model) < PATH_MAX && access(path, F_OK) == 0;
+    const bool has = snprintf(path, sizeof path, "%s/%s", directory, model) < PATH_MAX && fc_access(path, F_OK) == 0;
     if (!has) {
         return which < PARTS_WITH_TENSORS ? FC_LISTED_COPY : FC_LISTED_STATE;
     }

@@ -7,6 +7,7 @@
 #include "fsdpckpt/try.h"
 #include "io/directory.h"
 #include "io/file.h"
+#include "io/path.h"
 #include "pt/sharding.h"
 
 #include <inttypes.h>
@@ -48,7 +49,7 @@ static fc_code file_of(const fc_pt_sharding *s, const fc_pt_item *item, fc_pv la
 static bool is_absent(const char *directory, const fc_pt_item *item, const char *file, int64_t rank) {
     char path[PATH_MAX];
     return !item->has_parts[rank] && snprintf(path, sizeof path, "%s/%s", directory, file) < PATH_MAX &&
-           access(path, F_OK) != 0;
+           fc_access(path, F_OK) != 0;
 }
 
 /* Fails if two parts are in one file. */

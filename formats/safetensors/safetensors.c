@@ -11,6 +11,7 @@
 #include "fsdpckpt/order.h"
 #include "fsdpckpt/try.h"
 #include "io/directory.h"
+#include "io/path.h"
 #include "read/open_files.h"
 #include "registry.h"
 #include "safetensors/groups.h"
@@ -220,7 +221,7 @@ static fc_code open_header(void *context, size_t index, void *slot, fc_error *er
     new_header *new = slot;
     const char *path = o->files.files[index].path;
     struct stat st;
-    if (o->files.index && stat(path, &st) != 0 && (errno == ENOENT || errno == ENOTDIR)) {
+    if (o->files.index && fc_stat(path, &st) != 0 && (errno == ENOENT || errno == ENOTDIR)) {
         return fail_missing(o, index, err);
     }
     new->arena = fc_arena_new();

@@ -6,6 +6,7 @@
 #include "fsdpckpt/progress.h"
 #include "fsdpckpt/try.h"
 #include "fsdpckpt/unflatten.h"
+#include "io/path.h"
 
 #include <inttypes.h>
 #include <stdarg.h>
@@ -247,7 +248,7 @@ fc_code fc_check_path(const char *path, const fc_check_options *options, fc_aren
         return finish(&c, run(&c, out, err), err);
     }
     bool misfit = rc == FC_EUSAGE && options->model; /* the flat parameters do not fit the model */
-    if (!misfit && (rc != FC_ECORRUPT || access(path, F_OK) != 0)) {
+    if (!misfit && (rc != FC_ECORRUPT || fc_access(path, F_OK) != 0)) {
         return err ? (*err = why, rc) : rc;
     }
     add_unreadable(&c, path, why.message); /* does nothing if it was reported for one of the files */

@@ -6,6 +6,7 @@
 #include "base/checked.h"
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/plan.h"
+#include "io/path.h"
 #include "io/stand_in.h"
 
 #include <errno.h>
@@ -93,9 +94,9 @@ static void check_file(fc_check_run *c, size_t index, const contents *has) {
     struct stat st;
     fc_error why;
     c->present[index] = UINT64_MAX;
-    if (stat(file->path, &st) != 0 && (errno == ENOENT || errno == ENOTDIR)) {
+    if (fc_stat(file->path, &st) != 0 && (errno == ENOENT || errno == ENOTDIR)) {
         file_missing(c, file, has);
-    } else if (stat(file->path, &st) != 0) {
+    } else if (fc_stat(file->path, &st) != 0) {
         (void)fc_fail_errno(&why, errno, "%s: cannot read its attributes", file->path);
         file_damaged(c, file, why.message);
     } else if (!S_ISREG(st.st_mode)) {

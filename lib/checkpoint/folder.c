@@ -9,8 +9,8 @@
 #include "fsdpckpt/try.h"
 #include "io/directory.h"
 #include "io/file.h"
+#include "io/path.h"
 
-#include <dirent.h>
 #include <fnmatch.h>
 #include <limits.h>
 #include <stdio.h>
@@ -52,7 +52,7 @@ static const fc_format *format_of(const char *path, const char *name) {
     size_t size = sizeof head;
     const fc_format *format = NULL;
     struct stat st;
-    if (stat(path, &st) != 0) {
+    if (fc_stat(path, &st) != 0) {
         return NULL;
     }
     if (S_ISREG(st.st_mode) &&
@@ -147,13 +147,13 @@ static bool is_alias(const char *directory, const fc_listing *l, size_t index) {
     char path[PATH_MAX];
     struct stat link, own, other;
     bool is = false;
-    if (snprintf(path, sizeof path, "%s/%s", directory, l->items[index].file) >= PATH_MAX || lstat(path, &link) != 0 ||
-        !S_ISLNK(link.st_mode) || stat(path, &own) != 0) {
+    if (snprintf(path, sizeof path, "%s/%s", directory, l->items[index].file) >= PATH_MAX ||
+        fc_lstat(path, &link) != 0 || !S_ISLNK(link.st_mode) || fc_stat(path, &own) != 0) {
         return false;
     }
     for (size_t i = 0; i < l->count && !is; i++) {
         is = i != index && snprintf(path, sizeof path, "%s/%s", directory, l->items[i].file) < PATH_MAX &&
-             lstat(path, &other) == 0 && other.st_dev == own.st_dev && other.st_ino == own.st_ino;
+             fc_lstat(path, &other) == 0 && other.st_dev == own.st_dev && other.st_ino == own.st_ino;
     }
     return is;
 }
@@ -279,18 +279,17 @@ static void add_entry(const char *directory, const fc_listing *l, const fc_name_
 /* Lists what is not read: listed checkpoints whose files are not used, then files and folders that are one. */
 static void list_left(const char *directory, const fc_listing *l, const fc_listed *chosen, const fc_name_table *used,
                       shown_names *left) {
-    struct dirent **entries = NULL;
+    fc_entry_names entries;
     for (size_t i = 0; i < l->count; i++) {
         if (&l->items[i] != chosen && !is_used(used, l->items[i].file)) {
             add_name(left, l->items[i].name, l->items[i].format);
         }
     }
-    const int n = scandir(directory, &entries, NULL, alphasort); /* an error: what is listed is named */
-    for (int i = 0; i < n; i++) {
-        add_entry(directory, l, used, entries[i]->d_name, left);
-        free(entries[i]);
+    (void)fc_dir_names(directory, &entries, NULL); /* an error: what is listed is named */
+    for (size_t i = 0; i < entries.count; i++) {
+        add_entry(directory, l, used, entries.names[i], left);
     }
-    free(entries);
+    fc_entry_names_free(&entries);
     end_names(left);
 }
 
@@ -350,7 +349,7 @@ static bool is_adapter_of_other(const char *path) {
     char model[PATH_MAX];
     struct stat st;
     return end && snprintf(model, sizeof model, "%.*s", (int)(end - path) + 4, path) < PATH_MAX &&
-           stat(model, &st) == 0 && S_ISREG(st.st_mode);
+           fc_stat(model, &st) == 0 && S_ISREG(st.st_mode);
 }
 
 /* A search in progress. */
@@ -379,9 +378,9 @@ static bool add_inner(const search *s, const char *path, bool model) {
 /* Whether a link leads to something else in the directory, which is found there: a trainer's link to the last step. */
 static bool leads_into(const char *root, const char *path) {
     char whole[PATH_MAX], target[PATH_MAX];
-    const char *real = realpath(root, whole);
+    const char *real = fc_realpath(root, whole);
     const size_t n = real ? strlen(real) : 0;
-    return real && realpath(path, target) && strncmp(target, real, n) == 0 && target[n] == '/';
+    return real && fc_realpath(path, target) && strncmp(target, real, n) == 0 && target[n] == '/';
 }
 
 /* Whether a file in the directory says which step is the last one. If that step cannot be read, no other one is meant.
@@ -392,7 +391,7 @@ static bool names_a_step(const char *directory) {
     for (size_t i = 0; i < sizeof names / sizeof *names && !is; i++) {
         char path[PATH_MAX];
         struct stat st;
-        is = snprintf(path, sizeof path, "%s/%s", directory, names[i]) < PATH_MAX && lstat(path, &st) == 0 &&
+        is = snprintf(path, sizeof path, "%s/%s", directory, names[i]) < PATH_MAX && fc_lstat(path, &st) == 0 &&
              S_ISREG(st.st_mode);
     }
     return is;
@@ -401,27 +400,26 @@ static bool names_a_step(const char *directory) {
 /* Looks at the entries of `directory`, and of the folders in it that are no checkpoints. @return false: out of memory.
  */
 static bool look_below(search *s, const char *directory, int depth) { // NOLINT(misc-no-recursion): few levels
-    struct dirent **entries = NULL;
+    fc_entry_names entries;
     bool good = true;
     if (names_a_step(directory)) {
         return true;
     }
-    const int n = scandir(directory, &entries, NULL, alphasort); /* an error: nothing is found there */
-    for (int i = 0; i < n; i++) {
-        const char *name = entries[i]->d_name;
+    (void)fc_dir_names(directory, &entries, NULL); /* an error: nothing is found there */
+    for (size_t i = 0; i < entries.count; i++) {
+        const char *name = entries.names[i];
         char path[PATH_MAX];
         struct stat st;
         const bool beside = is_beside_model(name);
         if (name[0] != '.' && s->looked++ < MOST_LOOKED && good &&
-            snprintf(path, sizeof path, "%s/%s", directory, name) < PATH_MAX && lstat(path, &st) == 0) {
+            snprintf(path, sizeof path, "%s/%s", directory, name) < PATH_MAX && fc_lstat(path, &st) == 0) {
             const bool is = format_of(path, name) != NULL && !(S_ISLNK(st.st_mode) && leads_into(s->root, path));
             s->out->links += is && S_ISLNK(st.st_mode);
             good = !is || add_inner(s, path, !beside && (S_ISDIR(st.st_mode) || !is_part(name)));
             good = good && (is || beside || !S_ISDIR(st.st_mode) || depth == 0 || look_below(s, path, depth - 1));
         }
-        free(entries[i]);
     }
-    free(entries);
+    fc_entry_names_free(&entries);
     return good;
 }
 

@@ -6,6 +6,7 @@
 
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/try.h"
+#include "io/path.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -46,7 +47,7 @@ static const identity *known(const fc_checkpoint *checkpoint, size_t index) {
 
 static identity read_identity(const char *path) {
     struct stat st;
-    if (stat(path, &st) != 0) {
+    if (fc_stat(path, &st) != 0) {
         return (identity){.path = NULL}; /* opening the file reports the error */
     }
     return (identity){path, st.st_dev, st.st_ino, st.st_size, st.st_mtim, st.st_ctim};
@@ -151,8 +152,8 @@ fc_code fc_identity_check(const fc_checkpoint *checkpoint, size_t index, int fd,
     if (!was) {
         return FC_OK;
     }
-    return fstat(fd, &st) == 0 ? compare(was, &st, err)
-                               : fc_fail_errno(err, errno, "%s: cannot be examined", was->path);
+    return fc_fstat(fd, &st) == 0 ? compare(was, &st, err)
+                                  : fc_fail_errno(err, errno, "%s: cannot be examined", was->path);
 }
 
 fc_code fc_identity_open(const fc_checkpoint *checkpoint, size_t index, int *fd, fc_error *err) {
@@ -171,7 +172,7 @@ static fc_code compare_by_name(const identity *was, fc_error *err) {
     if (!was || !was->path) {
         return FC_OK;
     }
-    if (stat(was->path, &st) == 0) {
+    if (fc_stat(was->path, &st) == 0) {
         return compare(was, &st, err);
     }
     return errno == ENOENT || errno == ENOTDIR
@@ -270,7 +271,7 @@ bool fc_checkpoint_identity(const fc_checkpoint *checkpoint, size_t index, fc_fi
 
 unsigned fc_path_forbidden(const char *path) {
     struct stat st;
-    if (stat(path, &st) != 0) {
+    if (fc_stat(path, &st) != 0) {
         return 0; /* there is nothing to copy from it */
     }
     const unsigned mode = st.st_mode & 0777U;

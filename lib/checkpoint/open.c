@@ -15,7 +15,9 @@
 #include "checkpoint/seal.h"
 #include "io/commit.h"
 #include "io/foreign.h"
+#include "io/path.h"
 #include "io/stand_in.h"
+#include "net/remote.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -75,7 +77,7 @@ static const char *clean_path(fc_arena *arena, const char *path) {
 
 /* Looks into a directory. @param only the format that is asked; NULL: all. */
 static fc_code look_into(source *s, const char *wanted, const fc_format *only, fc_error *err) {
-    if (access(s->path, X_OK) != 0) {
+    if (fc_access(s->path, X_OK) != 0) {
         return fc_fail_errno(err, errno, "%s: cannot enter the directory", s->path);
     }
     FC_TRY(wanted ? FC_OK : fc_check_disguised(s->path, err));
@@ -140,7 +142,7 @@ static fc_code look_below(source *s, fc_error *err) {
     s->outer = s->outer ? s->outer : s->path;
     s->path = inner.model;
     s->adapter = inner.adapter;
-    if (stat(s->path, &st) != 0 || !S_ISDIR(st.st_mode)) {
+    if (fc_stat(s->path, &st) != 0 || !S_ISDIR(st.st_mode)) {
         return look_at_file(s, NULL, err);
     }
     FC_TRY(look_into(s, NULL, NULL, err));
@@ -166,12 +168,16 @@ static fc_code locate(const char *path, const fc_format *only, source *s, fc_err
     s->listing.arena = fc_arena_new();
     s->path = s->listing.arena ? clean_path(s->listing.arena, path) : NULL;
     FC_NEED(s->path, err, path);
-    if (stat(path, &st) == 0) {
+    if (fc_is_remote(path)) {
+        fc_remote_info info;
+        FC_TRY(fc_remote_stat(path, true, &info, err)); /* says more than errno */
+    }
+    if (fc_stat(path, &st) == 0) {
         return S_ISDIR(st.st_mode) ? look_into_given(s, only, err) : look_at_file(s, only, err);
     }
     const int errnum = errno;
     const char *directory = directory_of_glob(s->listing.arena, s->path, &glob);
-    if (errnum == ENOENT && directory && stat(directory, &st) == 0 && S_ISDIR(st.st_mode)) {
+    if (errnum == ENOENT && directory && fc_stat(directory, &st) == 0 && S_ISDIR(st.st_mode)) {
         s->path = directory;
         return look_into(s, glob, only, err); /* finds it, or fails */
     }
@@ -224,7 +230,7 @@ static uint64_t file_bytes(const fc_checkpoint *checkpoint) {
     uint64_t bytes = 0;
     for (size_t i = 0; i < checkpoint->nfiles; i++) {
         struct stat st;
-        if (stat(checkpoint->files[i].path, &st) != 0 || !fc_add_u64(bytes, (uint64_t)st.st_size, &bytes)) {
+        if (fc_stat(checkpoint->files[i].path, &st) != 0 || !fc_add_u64(bytes, (uint64_t)st.st_size, &bytes)) {
             return UINT64_MAX;
         }
     }

@@ -6,6 +6,7 @@
 #include "base/file_name.h"
 #include "fsdpckpt/try.h"
 #include "io/file.h"
+#include "io/path.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -74,7 +75,7 @@ bool fc_file_in(fc_arena *arena, const char *directory, const char *name, fc_fil
 
 fc_code fc_check_links(const char *directory, const fc_file *files, size_t count, fc_error *err) {
     char root[PATH_MAX];
-    if (!realpath(directory, root)) {
+    if (!fc_realpath(directory, root)) {
         return fc_fail_errno(err, errno, "%s: cannot be examined", directory);
     }
     for (size_t i = 0; i < count; i++) {

@@ -8,6 +8,7 @@
 #include "checkpoint/same_name.h"
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/try.h"
+#include "io/path.h"
 
 #include <errno.h>
 #include <jansson.h>
@@ -31,7 +32,7 @@ static void to_directory(const fc_checkpoint *checkpoint, char *path) {
 
 static fc_code seal_path(const fc_checkpoint *checkpoint, fc_arena *arena, const char **path, fc_error *err) {
     char real[PATH_MAX];
-    if (!realpath(checkpoint->path, real)) {
+    if (!fc_realpath(checkpoint->path, real)) {
         return fc_fail_errno(err, errno, "%s", checkpoint->path);
     }
     to_directory(checkpoint, real);
@@ -42,7 +43,7 @@ static fc_code seal_path(const fc_checkpoint *checkpoint, fc_arena *arena, const
 /* Names the header file, which is not among checkpoint->files; it is in the checkpoint's directory. */
 static fc_code name_header(const fc_checkpoint *checkpoint, fc_arena *arena, fc_sealed_file *file, fc_error *err) {
     char real[PATH_MAX];
-    if (!realpath(checkpoint->path, real)) {
+    if (!fc_realpath(checkpoint->path, real)) {
         return fc_fail_errno(err, errno, "%s", checkpoint->path);
     }
     to_directory(checkpoint, real);
@@ -174,7 +175,7 @@ fc_code fc_seal_load(fc_checkpoint *checkpoint, fc_error *err) {
     const char *path;
     struct stat st;
     FC_TRY(seal_path(checkpoint, checkpoint->arena, &path, err));
-    if (stat(path, &st) != 0) {
+    if (fc_stat(path, &st) != 0) {
         return errno == ENOENT ? FC_OK : fc_fail_errno(err, errno, "%s: cannot be examined", path);
     }
     if (!S_ISREG(st.st_mode)) {
@@ -197,7 +198,7 @@ fc_code fc_seal_load(fc_checkpoint *checkpoint, fc_error *err) {
 
 void fc_seal_forget(const char *path) {
     char real[PATH_MAX + sizeof FC_SEAL_SUFFIX];
-    if (realpath(path, real)) {
+    if (fc_realpath(path, real)) {
         strcat(real, FC_SEAL_SUFFIX);
         (void)unlink(real);
     }

@@ -7,6 +7,7 @@
 #include "fsdpckpt/try.h"
 #include "io/file.h"
 #include "io/json_file.h"
+#include "io/path.h"
 
 #include <ctype.h>
 #include <errno.h>
@@ -149,7 +150,7 @@ fc_code fc_side_config_dequantize(const char *folder, fc_dtype dtype, bool *remo
     fc_code rc = e ? FC_OK : fc_no_memory(err, folder);
     *removed = false;
     snprintf(path, sizeof path, "%s/config.json", folder);
-    if (rc != FC_OK || access(path, F_OK) != 0) {
+    if (rc != FC_OK || fc_access(path, F_OK) != 0) {
         goto out;
     }
     FC_TRY_GOTO(fc_read_whole(path, "a model's configuration", MOST_BYTES, &text, &e->size, err), rc, out);

@@ -10,6 +10,7 @@
 #include "fsdpckpt/try.h"
 #include "io/directory.h"
 #include "io/file.h"
+#include "io/path.h"
 #include "plan/quantized_config.h"
 
 #include <errno.h>
@@ -68,7 +69,7 @@ static fc_code list(lister *l, const char *folder) { // NOLINT(misc-no-recursion
             snprintf(path, sizeof path, "%s/%s", here, name) >= PATH_MAX) {
             continue;
         }
-        if (stat(path, &st) != 0) {
+        if (fc_stat(path, &st) != 0) {
             rc = fc_fail_errno(l->err, errno, "%s: cannot be examined", path);
             goto out;
         }
@@ -102,7 +103,7 @@ fc_code fc_side_files(const char *path, bool follow_external, bool dequantized, 
     lister l = {.root = path, .dequantized = dequantized, .arena = arena, .err = err};
     fc_code rc;
     if (!follow_external) {
-        l.real_root = realpath(path, real_root);
+        l.real_root = fc_realpath(path, real_root);
         FC_TRY(l.real_root ? FC_OK : fc_fail_errno(err, errno, "%s: cannot be examined", path));
     }
     FC_TRY_GOTO(list(&l, ""), rc, out);
@@ -135,7 +136,8 @@ static fc_code copy_file(const char *source, const char *target, fc_error *err) 
     struct stat st;
     fc_code rc;
     FC_TRY_GOTO(fc_open_input(source, &from, &size, err), rc, out);
-    FC_TRY_GOTO(fstat(from, &st) == 0 ? FC_OK : fc_fail_errno(err, errno, "%s: cannot be examined", source), rc, out);
+    FC_TRY_GOTO(fc_fstat(from, &st) == 0 ? FC_OK : fc_fail_errno(err, errno, "%s: cannot be examined", source), rc,
+                out);
     to = open(target, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666 & st.st_mode);
     FC_TRY_GOTO(to >= 0 ? FC_OK : fc_fail_errno(err, errno, "%s: cannot be created", target), rc, out);
     rc = copy_bytes(from, size, source, to, target, err);

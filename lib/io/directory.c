@@ -5,6 +5,7 @@
 #include "base/grow.h"
 #include "fsdpckpt/order.h"
 #include "fsdpckpt/try.h"
+#include "io/path.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -14,11 +15,15 @@
 #include <unistd.h>
 
 static fc_code opened(fc_dir *dir, const char *path, DIR *handle, fc_error *err) {
-    *dir = (fc_dir){path, handle, 0};
+    *dir = (fc_dir){.path = path, .dir = handle};
     return handle ? FC_OK : fc_fail_errno(err, errno, "%s: cannot be listed", path);
 }
 
 fc_code fc_dir_open(fc_dir *dir, const char *path, fc_error *err) {
+    if (fc_is_remote(path)) {
+        *dir = (fc_dir){.path = path};
+        return fc_remote_list(path, &dir->remote, err);
+    }
     return opened(dir, path, opendir(path), err);
 }
 
@@ -32,6 +37,9 @@ fc_code fc_dir_open_at(fc_dir *dir, int fd, const char *path, fc_error *err) {
 }
 
 const char *fc_dir_next(fc_dir *dir) {
+    if (dir->next < dir->remote.count) {
+        return dir->remote.names[dir->next++];
+    }
     while (dir->dir && dir->errnum == 0) {
         errno = 0;
         const struct dirent *entry = readdir(dir->dir);
@@ -48,7 +56,12 @@ const char *fc_dir_next(fc_dir *dir) {
 
 fc_code fc_dir_is_folder(const fc_dir *dir, const char *name, bool *is_folder, fc_error *err) {
     struct stat st;
+    char path[PATH_MAX];
     *is_folder = false;
+    if (fc_is_remote(dir->path)) {
+        return snprintf(path, sizeof path, "%s/%s", dir->path, name) < PATH_MAX ? fc_is_directory(path, is_folder, err)
+                                                                                : FC_OK;
+    }
     if (fstatat(dirfd(dir->dir), name, &st, AT_SYMLINK_NOFOLLOW) != 0) {
         return fc_fail_errno(err, errno, "%s/%s: cannot be examined", dir->path, name);
     }
@@ -58,20 +71,17 @@ fc_code fc_dir_is_folder(const fc_dir *dir, const char *name, bool *is_folder, f
 
 bool fc_path_exists(const char *path, struct stat *st, fc_error *err) {
     struct stat own;
-    bool found = stat(path, st ? st : &own) == 0;
-    if (!found && errno != ENOENT && errno != ENOTDIR) {
-        (void)fc_fail_errno(err, errno, "%s: cannot be examined", path);
-    }
+    bool found;
+    (void)fc_stat_path(path, st ? st : &own, &found, err);
     return found;
 }
 
 fc_code fc_is_directory(const char *path, bool *is, fc_error *err) {
     struct stat st;
+    bool found;
     *is = false;
-    if (stat(path, &st) != 0) {
-        return errno == ENOENT || errno == ENOTDIR ? FC_OK : fc_fail_errno(err, errno, "%s: cannot be examined", path);
-    }
-    *is = S_ISDIR(st.st_mode);
+    FC_TRY(fc_stat_path(path, &st, &found, err));
+    *is = found && S_ISDIR(st.st_mode);
     return FC_OK;
 }
 
@@ -84,9 +94,31 @@ fc_code fc_dir_close(fc_dir *dir, fc_code rc, fc_error *err) {
         closedir(dir->dir);
         dir->dir = NULL;
     }
+    fc_entry_names_free(&dir->remote);
     return rc != FC_OK || dir->errnum == 0
                ? rc
                : fc_fail_errno(err, dir->errnum, "%s: the directory cannot be read to its end", dir->path);
+}
+
+static fc_code add_name(fc_entry_names *l, const char *name, fc_error *err) {
+    FC_NEED(fc_grow(&l->names, &l->capacity, l->count + 1, sizeof *l->names), err, name);
+    l->names[l->count] = strdup(name);
+    FC_NEED(l->names[l->count], err, name);
+    l->count++;
+    return FC_OK;
+}
+
+fc_code fc_dir_names(const char *path, fc_entry_names *out, fc_error *err) {
+    fc_dir dir;
+    *out = (fc_entry_names){.names = NULL};
+    fc_code rc = fc_dir_open(&dir, path, err);
+    for (const char *name; rc == FC_OK && (name = fc_dir_next(&dir)) != NULL;) {
+        rc = add_name(out, name, err);
+    }
+    if (out->count > 0) {
+        fc_sort_texts((const char **)(void *)out->names, out->count);
+    }
+    return fc_dir_close(&dir, rc, err);
 }
 
 bool fc_dir_find(const char *path, bool (*matches)(const char *name), fc_error *err) {

@@ -6,6 +6,7 @@
 
 #include "fsdpckpt/arena.h"
 #include "fsdpckpt/error.h"
+#include "net/remote.h"
 
 #include <dirent.h>
 #include <limits.h>
@@ -34,9 +35,11 @@ bool fc_find_in(const char *directory, const char *name, char path[PATH_MAX], fc
  *     rc = fc_dir_close(&dir, rc, err);
  */
 typedef struct fc_dir {
-    const char *path; /* borrowed; for messages */
-    DIR *dir;         /* NULL when not open */
-    int errnum;       /* the error that ended the walk early, or 0 */
+    const char *path;      /* borrowed; for messages */
+    DIR *dir;              /* NULL when not open */
+    int errnum;            /* the error that ended the walk early, or 0 */
+    fc_entry_names remote; /* of a folder on a server */
+    size_t next;
 } fc_dir;
 
 /** Opens the directory `path`. After a failure, fc_dir_next and fc_dir_close may still be called. */
@@ -53,6 +56,9 @@ fc_code fc_dir_is_folder(const fc_dir *dir, const char *name, bool *is_folder, f
 
 /** Closes it. @return `rc`, or if that is FC_OK, the error that ended the walk early. */
 fc_code fc_dir_close(fc_dir *dir, fc_code rc, fc_error *err);
+
+/** Lists the entries of a directory, sorted. @param out freed by the caller, also after a failure. */
+fc_code fc_dir_names(const char *path, fc_entry_names *out, fc_error *err);
 
 /**
  * Returns whether `matches` accepts a name in the directory `path`. False if `path` is not a directory.

@@ -5,6 +5,8 @@
 #include "fsdpckpt/io.h"
 #include "fsdpckpt/try.h"
 #include "io/hub_cache.h"
+#include "io/path.h"
+#include "net/remote.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -18,6 +20,9 @@
 
 fc_code fc_open_input(const char *path, int *fd, uint64_t *size, fc_error *err) {
     struct stat st;
+    if (fc_is_remote(path)) {
+        return fc_remote_open(path, fd, size, err);
+    }
     /* With O_NONBLOCK, opening a FIFO without a writer does not hang. It has no effect on regular files. */
     int f = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (f < 0) {
@@ -42,10 +47,10 @@ fc_code fc_check_link(const char *path, const char *name, const char *root, fc_e
     struct stat st;
     char target[PATH_MAX];
     size_t n = strlen(root);
-    if (!strchr(name, '/') && lstat(path, &st) == 0 && !S_ISLNK(st.st_mode)) {
+    if (!strchr(name, '/') && fc_lstat(path, &st) == 0 && !S_ISLNK(st.st_mode)) {
         return FC_OK;
     }
-    if (!realpath(path, target)) {
+    if (!fc_realpath(path, target)) {
         return FC_OK; /* opening the file will report that it is missing */
     }
     if (fc_is_hub_blob(target, root)) {
@@ -60,7 +65,7 @@ fc_code fc_check_link(const char *path, const char *name, const char *root, fc_e
 }
 
 fc_code fc_check_given(const char *path, const char *what, fc_error *err) {
-    if (access(path, F_OK) == 0 || (errno != ENOENT && errno != ENOTDIR)) { /* opening it reports any other error */
+    if (fc_access(path, F_OK) == 0 || (errno != ENOENT && errno != ENOTDIR)) { /* opening it reports any other error */
         return FC_OK;
     }
     return fc_fail(err, FC_EUSAGE, "%s: no such file; it should be %s", path, what);
@@ -82,6 +87,9 @@ fc_code fc_pread_full(int fd, void *buf, size_t size, uint64_t offset, const cha
         if (n < 0 && errno == EINTR) {
             continue;
         }
+        if (n < 0 && errno == ESPIPE) { /* a socket */
+            return fc_remote_read(fd, p, size, offset, path, err);
+        }
         if (n < 0) {
             return fc_fail_errno(err, errno, "%s: reading at offset %" PRIu64, path, offset);
         }
@@ -95,6 +103,23 @@ fc_code fc_pread_full(int fd, void *buf, size_t size, uint64_t offset, const cha
         offset += (uint64_t)n;
     }
     return FC_OK;
+}
+
+ssize_t fc_pread_some(int fd, void *buf, size_t size, uint64_t offset) {
+    struct stat st;
+    ssize_t n;
+    do {
+        n = pread(fd, buf, size, (off_t)offset);
+    } while (n < 0 && errno == EINTR);
+    if (n >= 0 || errno != ESPIPE) {
+        return n;
+    }
+    if (fc_fstat(fd, &st) != 0) {
+        return -1;
+    }
+    const uint64_t left = offset < (uint64_t)st.st_size ? (uint64_t)st.st_size - offset : 0;
+    const size_t some = left < size ? (size_t)left : size;
+    return fc_pread_full(fd, buf, some, offset, "a file on a server", NULL) == FC_OK ? (ssize_t)some : -1;
 }
 
 static fc_code read_open(int fd, const char *path, size_t size, char **text, fc_error *err) {

@@ -8,6 +8,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 /** Opens the regular file `path` read-only, close-on-exec. @return FC_ECORRUPT for anything else, e.g. a FIFO, which
  *  would block. */
@@ -25,6 +26,9 @@ fc_code fc_check_link(const char *path, const char *name, const char *root, fc_e
 
 /** Reads exactly `size` bytes at `offset`. @return FC_ECORRUPT ("truncated") if the file ends before. */
 fc_code fc_pread_full(int fd, void *buf, size_t size, uint64_t offset, const char *path, fc_error *err);
+
+/** Reads up to `size` bytes at `offset`. @return bytes, fewer only at the end of the file; negative for an error */
+ssize_t fc_pread_some(int fd, void *buf, size_t size, uint64_t offset);
 
 /**
  * Reads a whole file of at most `most` bytes.

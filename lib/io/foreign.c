@@ -4,8 +4,9 @@
 #include "io/foreign.h"
 
 #include "base/file_name.h"
+#include "fsdpckpt/io.h"
+#include "io/directory.h"
 
-#include <dirent.h>
 #include <fnmatch.h>
 #include <limits.h>
 #include <stdio.h>
@@ -114,33 +115,28 @@ static int find_name(const char *name, bool disguised) {
 
 /* @return the first entry that some name matches; -1: none */
 static int find_in_directory(const char *path, bool disguised) {
-    DIR *directory = opendir(path);
-    const struct dirent *entry;
+    fc_dir dir;
     int best = -1;
-    while (directory && (entry = readdir(directory))) {
-        const int found = find_name(entry->d_name, disguised);
+    const fc_code rc = fc_dir_open(&dir, path, NULL);
+    for (const char *name; rc == FC_OK && (name = fc_dir_next(&dir)) != NULL;) {
+        const int found = find_name(name, disguised);
         best = found >= 0 && (best < 0 || found < best) ? found : best;
     }
-    if (directory) {
-        closedir(directory);
-    }
+    (void)fc_dir_close(&dir, rc, NULL);
     return best;
 }
 
 /* Whether the directory has the steps of Orbax's CheckpointManager. @return the entry; -1: it has none */
 static int find_steps(const char *path) {
     char file[PATH_MAX];
-    DIR *directory = opendir(path);
-    const struct dirent *entry;
+    fc_dir dir;
     bool found = false;
-    while (directory && !found && (entry = readdir(directory))) {
-        found = entry->d_name[0] != '.' &&
-                snprintf(file, sizeof file, "%s/%s/%s", path, entry->d_name, orbax_mark) < (int)sizeof file &&
-                access(file, F_OK) == 0;
+    const fc_code rc = fc_dir_open(&dir, path, NULL);
+    for (const char *name; rc == FC_OK && !found && (name = fc_dir_next(&dir)) != NULL;) {
+        found = name[0] != '.' && snprintf(file, sizeof file, "%s/%s/%s", path, name, orbax_mark) < (int)sizeof file &&
+                fc_access(file, F_OK) == 0;
     }
-    if (directory) {
-        closedir(directory);
-    }
+    (void)fc_dir_close(&dir, rc, NULL);
     return found ? find_name(orbax_mark, false) : -1;
 }
 

@@ -8,6 +8,7 @@
 #include "fsdpckpt/try.h"
 #include "io/directory.h"
 #include "io/file.h"
+#include "io/path.h"
 
 #include <ctype.h>
 #include <stdlib.h>
@@ -60,7 +61,7 @@ fc_code fc_hub_snapshot(const char *path, fc_arena *arena, const char **out, fc_
     char real[PATH_MAX], ref[PATH_MAX], snapshots[PATH_MAX], commit[MOST_COMMIT + 1];
     fc_error found = {0};
     *out = NULL;
-    if (!realpath(path, real) || !is_model_folder(real, strlen(real)) ||
+    if (!fc_realpath(path, real) || !is_model_folder(real, strlen(real)) ||
         !fc_find_in(path, "snapshots", snapshots, &found)) {
         return FC_OK;
     }
@@ -73,7 +74,7 @@ fc_code fc_hub_snapshot(const char *path, fc_arena *arena, const char **out, fc_
     FC_TRY(read_commit(ref, commit, err));
     *out = fc_arena_printf(arena, "%s/%s", snapshots, commit);
     FC_NEED(*out, err, path);
-    return access(*out, F_OK) == 0
+    return fc_access(*out, F_OK) == 0
                ? FC_OK
                : fc_fail(err, FC_ECORRUPT, "%s: refs/main names %s, which is not there; download the model again", path,
                          *out);

@@ -5,6 +5,8 @@
 
 #include "fsdpckpt/io.h"
 #include "fsdpckpt/try.h"
+#include "io/file.h"
+#include "net/remote.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -16,13 +18,16 @@
 enum { MAX_BYTES = 1 << 20 };
 
 /*
- * Does not use fc_read_whole, because the path may be a pipe, such as <(jq .plan config.json).
+ * Reads files without fc_read_whole, because the path may be a pipe, such as <(jq .plan config.json).
  * @param out receives the text, to be freed by the caller; NULL on failure.
  */
 static fc_code read_text(const char *path, const char *what, char **out, size_t *len, fc_error *err) {
     fc_code code = FC_OK;
     *out = NULL;
     FC_TRY(fc_check_given(path, what, err));
+    if (fc_is_remote(path)) {
+        return fc_read_whole(path, what, MAX_BYTES, out, len, err);
+    }
     FILE *f = fopen(path, "rb");
     if (!f) {
         return fc_fail_errno(err, errno, "%s", path);
@@ -113,7 +118,7 @@ const char *const *fc_json_strings(const json_t *value, fc_arena *arena, bool *m
 
 fc_code fc_json_load_config(const char *path, fc_arena *arena, const char **file, json_t **out, fc_error *err) {
     struct stat st;
-    const bool folder = stat(path, &st) == 0 && S_ISDIR(st.st_mode);
+    const bool folder = fc_stat(path, &st) == 0 && S_ISDIR(st.st_mode);
     *file = fc_arena_printf(arena, "%s%s", path, folder ? "/config.json" : "");
     return *file ? load(*file, "a model's configuration", "{\"num_attention_heads\": 32}", true, out, err)
                  : fc_no_memory(err, path);

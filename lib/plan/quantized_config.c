@@ -6,6 +6,7 @@
 #include "base/file_name.h"
 #include "fsdpckpt/try.h"
 #include "io/json_file.h"
+#include "io/path.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -51,13 +52,13 @@ static bool says_quantized(const char *path, fc_arena *arena) {
 static fc_code look(const char *folder, size_t len, fc_arena *arena, const char **out, fc_error *err) {
     const char *config = fc_arena_printf(arena, "%.*sconfig.json", (int)len, folder);
     FC_NEED(config, err, folder);
-    if (access(config, R_OK) == 0 && says_quantized(config, arena)) {
+    if (fc_access(config, R_OK) == 0 && says_quantized(config, arena)) {
         *out = config;
     }
     for (size_t i = 0; !*out && i < sizeof own_files / sizeof *own_files; i++) {
         const char *own = fc_arena_printf(arena, "%.*s%s", (int)len, folder, own_files[i]);
         FC_NEED(own, err, folder);
-        *out = access(own, F_OK) == 0 ? own : NULL;
+        *out = fc_access(own, F_OK) == 0 ? own : NULL;
     }
     return FC_OK;
 }

@@ -4,6 +4,7 @@
 #include "base/file_name.h"
 #include "fsdpckpt/try.h"
 #include "io/json_file.h"
+#include "io/path.h"
 #include "plan/names.h"
 
 #include <string.h>
@@ -57,9 +58,9 @@ static bool may_tie(const char *config, fc_arena *arena) {
 static fc_code find_config(const char *path, fc_arena *arena, const char **out, fc_error *err) {
     const int len = (int)(fc_base_name(path) - path);
     *out = fc_arena_printf(arena, "%s/config.json", path);
-    if (*out && access(*out, R_OK) != 0) {
+    if (*out && fc_access(*out, R_OK) != 0) {
         struct stat st;
-        const bool is_file = stat(path, &st) == 0 && S_ISREG(st.st_mode);
+        const bool is_file = fc_stat(path, &st) == 0 && S_ISREG(st.st_mode);
         *out = is_file ? fc_arena_printf(arena, "%.*sconfig.json", len, path) : "";
     }
     return *out ? FC_OK : fc_no_memory(err, path);
@@ -86,7 +87,7 @@ fc_code fc_names_add_tied_head(fc_names *names, const fc_checkpoint *checkpoint,
         return FC_OK;
     }
     FC_TRY(find_config(checkpoint->path, arena, &config, err));
-    if (access(config, R_OK) != 0 || !may_tie(config, arena)) {
+    if (fc_access(config, R_OK) != 0 || !may_tie(config, arena)) {
         return FC_OK;
     }
     for (size_t i = 0; i < sizeof heads / sizeof *heads; i++) {

@@ -7,6 +7,7 @@
 
 #include "fsdpckpt/try.h"
 #include "io/file.h"
+#include "io/path.h"
 #include "read/open_files.h"
 
 #define XXH_INLINE_ALL
@@ -50,7 +51,7 @@ static fc_code sample_file(void *context, size_t index, void *slot, fc_error *er
     struct stat st;
     int fd;
     uint64_t size;
-    if (stat(path, &st) != 0 || !S_ISREG(st.st_mode)) {
+    if (fc_stat(path, &st) != 0 || !S_ISREG(st.st_mode)) {
         return FC_OK;
     }
     FC_TRY(fc_open_input(path, &fd, &size, err));

@@ -6,6 +6,7 @@
 
 #include "fsdpckpt/try.h"
 #include "io/json_file.h"
+#include "io/path.h"
 #include "plan/regex_size.h"
 
 #include <ctype.h>
@@ -199,7 +200,7 @@ static fc_code read_all(const json_t *root, fc_arena *arena, fc_adapter_config *
 fc_code fc_adapter_config_load(const char *folder, fc_arena *arena, fc_adapter_config *out, fc_error *err) {
     json_t *root = NULL;
     struct stat st;
-    const bool file = stat(folder, &st) == 0 && !S_ISDIR(st.st_mode);
+    const bool file = fc_stat(folder, &st) == 0 && !S_ISDIR(st.st_mode);
     *out = (fc_adapter_config){.path = fc_arena_printf(arena, "%s%s", folder, file ? "" : "/adapter_config.json")};
     FC_NEED(out->path, err, folder);
     FC_TRY(

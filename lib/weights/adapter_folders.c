@@ -3,6 +3,7 @@
  */
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/try.h"
+#include "io/path.h"
 #include "weights/adapters.h"
 
 #include <unistd.h>
@@ -12,7 +13,7 @@ static fc_code open_values(const char *folder, fc_arena *arena, fc_checkpoint **
     const char *path = fc_arena_printf(arena, "%s/adapter_model.safetensors", folder);
     const char *older = fc_arena_printf(arena, "%s/adapter_model.bin", folder);
     FC_NEED(path && older, err, folder);
-    path = access(path, F_OK) != 0 && access(older, F_OK) == 0 ? older : path;
+    path = fc_access(path, F_OK) != 0 && fc_access(older, F_OK) == 0 ? older : path;
     FC_TRY(fc_check_given(path, "the weights of an adapter", err));
     return fc_checkpoint_open(path, NULL, out, err);
 }

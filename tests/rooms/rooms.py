@@ -14,7 +14,7 @@ import re
 import subprocess
 import sys
 
-ROOMS = """lib/base lib/io lib/sharding lib/checkpoint lib/plan lib/codec lib/comm lib/integrity lib/read lib/ranks
+ROOMS = """lib/base lib/net lib/io lib/sharding lib/checkpoint lib/plan lib/codec lib/comm lib/integrity lib/read lib/ranks
 lib/move lib/flat lib/wrap lib/derived lib/weights lib/recipe lib/stats lib/diff lib/infer lib/check lib/export lib/verify
 formats/torch/names formats/torch/zip formats/torch/pickle formats/torch/object formats/torch/file formats/safetensors
 formats/dcp formats/pt formats/hdf5 formats/schema formats/flax formats/accelerate formats/lightning formats/deepspeed
@@ -56,7 +56,7 @@ PUBLIC = {f"fsdpckpt/{name}.h": room for room, names in HEADERS.items() for name
 # The library calls the tables of formats and of encodings, which are defined in higher rooms.
 UPWARD_CALLS = {"fc_formats", "fc_object_encoding_find"}
 # Libraries that one room hides from all others.
-ONLY_IN = {r"zstd\w*\.h|bzlib\.h": "lib/codec", r"hdf5(_hl)?\.h|H5\w+\.h": "formats/hdf5", r"mpi\.h": "lib/comm", r"nccl\.h|cuda\w*\.h": "lib/gather"}
+ONLY_IN = {r"zstd\w*\.h|bzlib\.h": "lib/codec", r"hdf5(_hl)?\.h|H5\w+\.h": "formats/hdf5", r"mpi\.h": "lib/comm", r"curl\.h": "lib/net", r"nccl\.h|cuda\w*\.h": "lib/gather"}
 
 
 def room_of(path):

@@ -7,6 +7,7 @@
 #include "page_assets.h"
 
 #include "fsdpckpt/format.h"
+#include "fsdpckpt/io.h"
 #include "fsdpckpt/try.h"
 
 #include <stdio.h>
@@ -261,7 +262,7 @@ static void write_files(inspection *in) {
     for (size_t i = 0; i < c->nfiles && i < MAX_FILES; i++) {
         struct stat st;
         text_html_in(out, "<tr><td class=\"name\">", c->files[i].name, "</td><td class=\"num\">");
-        if (!in->headers_only && stat(c->files[i].path, &st) == 0) {
+        if (!in->headers_only && fc_stat(c->files[i].path, &st) == 0) {
             text_puts(out, text_bytes(size, (uint64_t)st.st_size));
         }
         text_puts(out, "</td></tr>\n");

@@ -3,6 +3,7 @@
  */
 #include "hdf5/reader_process/child.h"
 
+#include "base/child_process.h"
 #include "fsdpckpt/try.h"
 
 #include <errno.h>
@@ -43,14 +44,6 @@ static const uint64_t default_memory = UINT64_C(1) << 30;
 
 /* ---- in the child ---- */
 
-static void limit(int what, rlim_t value) {
-    struct rlimit old, wanted = {value, value};
-    if (getrlimit(what, &old) == 0 && old.rlim_max != RLIM_INFINITY && value > old.rlim_max) {
-        wanted.rlim_cur = wanted.rlim_max = old.rlim_max;
-    }
-    setrlimit(what, &wanted);
-}
-
 /* @return the address space in use, in bytes. The limit must be above it, or nothing could be allocated. */
 static uint64_t address_space(void) {
     unsigned long long pages = 0;
@@ -66,77 +59,30 @@ static uint64_t address_space(void) {
 
 static void set_limits(const fc_h5_job *job, fc_h5_shared *shared) {
     const uint64_t mostly_used = UINT64_C(4) << 30;
-    limit(RLIMIT_CORE, 0);
-    limit(RLIMIT_FSIZE, 0);
-    limit(RLIMIT_CPU, CPU_SECONDS);
+    fc_child_limit(RLIMIT_CORE, 0);
+    fc_child_limit(RLIMIT_FSIZE, 0);
+    fc_child_limit(RLIMIT_CPU, CPU_SECONDS);
     uint64_t used = SANITIZED ? 0 : address_space(); /* a sanitizer's shadow memory takes terabytes */
     if (used == 0 && !SANITIZED) {
         atomic_fetch_or(&shared->missing, FC_H5_NO_PROC);
         used = mostly_used;
     }
     if (used > 0) {
-        limit(RLIMIT_AS, (rlim_t)(used + (job->memory ? job->memory : default_memory)));
+        fc_child_limit(RLIMIT_AS, (rlim_t)(used + (job->memory ? job->memory : default_memory)));
     }
-    limit(RLIMIT_NOFILE, job->may_open ? MAX_KEEP + EXTERNAL_FILES : job->receives ? RECEIVING_FILES : 0);
+    fc_child_limit(RLIMIT_NOFILE, job->may_open ? MAX_KEEP + EXTERNAL_FILES : job->receives ? RECEIVING_FILES : 0);
 }
 
-/* The parent's handlers make no sense here. A crash must end the process with its signal, and the parent handles ^C. */
-static void reset_signals(void) {
-    static const int fatal[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGSYS, SIGXCPU, SIGXFSZ, SIGTRAP, SIGALRM};
-    static const int ignored[] = {SIGINT, SIGQUIT, SIGTERM, SIGHUP, SIGPIPE, SIGUSR1, SIGUSR2};
-    for (size_t i = 0; i < sizeof fatal / sizeof *fatal; i++) {
-        signal(fatal[i], SIG_DFL);
-    }
-    for (size_t i = 0; i < sizeof ignored / sizeof *ignored; i++) {
-        signal(ignored[i], SIG_IGN);
-    }
-    sigset_t none;
-    sigemptyset(&none);
-    sigprocmask(SIG_SETMASK, &none, NULL);
-}
-
-static int compare_descriptors(const void *a, const void *b) {
-    int x = *(const int *)a, y = *(const int *)b;
-    return (x > y) - (x < y);
-}
-
-static void close_between(int first, int last) {
-    if (first > last) {
-        return;
-    }
-    if (close_range((unsigned)first, (unsigned)last, 0) == 0) {
-        return;
-    }
-    long max = sysconf(_SC_OPEN_MAX); /* kernels before 5.9 */
-    for (int fd = first; fd <= last && fd < (max > 0 ? max : 65536); fd++) {
-        close(fd);
-    }
-}
-
-/* Closes all descriptors except /dev/null as 0, 1 and 2, those to keep, and the pipe. */
 bool fc_h5_child_close_others(const fc_h5_job *job, int out) {
     int keep[MAX_KEEP + 1];
-    int null = open("/dev/null", O_RDWR);
-    if (null < 0 || job->nkeep > MAX_KEEP) {
+    if (job->nkeep > MAX_KEEP) {
         return false;
     }
-    for (int fd = 0; fd <= 2; fd++) {
-        if (dup2(null, fd) < 0) {
-            return false;
-        }
-    }
-    for (size_t i = 0; i < job->nkeep; i++) {
-        keep[i] = job->keep[i];
+    if (job->nkeep > 0) {
+        memcpy(keep, job->keep, job->nkeep * sizeof *keep);
     }
     keep[job->nkeep] = out;
-    qsort(keep, job->nkeep + 1, sizeof *keep, compare_descriptors);
-    int next = 3;
-    for (size_t i = 0; i <= job->nkeep; i++) {
-        close_between(next, keep[i] - 1);
-        next = keep[i] + 1;
-    }
-    close_between(next, INT32_MAX);
-    return true;
+    return fc_child_keep_only(keep, job->nkeep + 1);
 }
 
 #ifdef FSDPCKPT_HAVE_SECCOMP
@@ -205,7 +151,7 @@ static bool confine(const fc_h5_job *job, int out, fc_h5_shared *shared) {
 #endif
 
 void fc_h5_child_become(const fc_h5_job *job, int out, int memory, pid_t parent) {
-    reset_signals();
+    fc_child_reset_signals();
     if (parent != 0) {
         prctl(PR_SET_PDEATHSIG, SIGKILL);
     }

@@ -13,6 +13,7 @@
 FC_BEGIN_DECLS
 
 struct fc_progress; /* progress.h */
+struct stat;
 
 /** Files of one kind in a target directory. */
 typedef struct fc_own_file {
@@ -20,6 +21,10 @@ typedef struct fc_own_file {
     /** Stores whether the regular file `path`, which is not empty, has the content of such a file. */
     fc_code (*is_ours)(const char *path, bool *ours, fc_error *err);
 } fc_own_file;
+
+/** Like stat(2) and access(2), also for names of files on servers, such as https://host/model.safetensors. */
+int fc_stat(const char *path, struct stat *st);
+int fc_access(const char *path, int mode);
 
 /**
  * Checks that a file or directory that the caller named in addition to the checkpoint, such as a plan, exists.

@@ -3,7 +3,7 @@
  * component of the path: whoever can write to one of the directories can put another file there. Each component is
  * opened within the one before, without following links, so that nothing can be exchanged in between.
  */
-#include "comm/module_place.h"
+#include "base/module_place.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -1,0 +1,203 @@
+/*
+ * What the files of the fetcher share. It is one thread in a confined process: a loop that waits for requests and for
+ * servers. A name of a request becomes an object (a file) or a folder; what is learnt of these is kept. A transfer is
+ * one request to a server, with its repetitions.
+ */
+#pragma once
+
+#include "fsdpckpt/error.h"
+#include "net/module.h"
+#include "net/wire.h"
+
+#include <curl/curl.h>
+#include <stdbool.h>
+
+enum {
+    HEAD_BYTES = 1 << 20,         /* of a file that are read at once and kept, because headers are there */
+    MOST_HEADS = 64 << 20,        /* bytes of all heads that are kept */
+    MOST_HEADER_BYTES = 64 << 10, /* of one answer */
+    MOST_REDIRECTS = 5,
+    MOST_TRIES = 6,
+    MOST_ETAG = 256,
+    MOST_URL = 8192,
+    MOST_PAGE = 64 << 20, /* bytes of an index or of a page of a list */
+    MOST_ENTRIES = 1000000,
+};
+
+/* What is known of an object or a folder. */
+typedef enum knowledge { STATE_NEW, STATE_ASKED, STATE_READY, STATE_MISSING, STATE_FAILED } knowledge;
+
+/* A request that waits until the state of an object or a folder is known. */
+typedef struct waiter {
+    struct waiter *next;
+    char *name; /* of the request */
+    int kind;   /* fc_net_request_kind */
+    int answer; /* socket */
+    int file;   /* socket for FC_NET_OPEN, else -1 */
+} waiter;
+
+/* The version of an object that every read must be of. */
+typedef struct version {
+    char etag[MOST_ETAG];     /* "" if the server has none */
+    char modified[MOST_ETAG]; /* Last-Modified, likewise */
+    uint64_t size;
+} version;
+
+typedef struct object {
+    struct object *next;
+    char *name;
+    knowledge state;
+    fc_error error; /* of STATE_FAILED */
+    version version;
+    char *direct; /* where redirects led; NULL: nowhere else */
+    unsigned char *head;
+    size_t head_size;
+    uint64_t used; /* when the head was used last */
+    waiter *waiters;
+} object;
+
+typedef struct entry {
+    char *name; /* relative to the folder */
+} entry;
+
+typedef struct folder {
+    struct folder *next;
+    char *name;
+    knowledge state;
+    fc_error error;
+    entry *entries;
+    size_t count, capacity;
+    unsigned pending; /* objects and pages that are still asked for */
+    object *index;    /* that lists files, while it is read */
+    waiter *waiters;
+} folder;
+
+/* An open file. */
+typedef struct opened_file {
+    int socket;
+    object *object;
+} opened_file;
+
+/* What the headers of the answer in progress say. */
+typedef struct response {
+    size_t bytes;
+    long status;
+    bool has_range, encoded;
+    uint64_t first, last, total;
+    char etag[MOST_ETAG], modified[MOST_ETAG];
+    char location[MOST_URL];
+    bool checked;
+} response;
+
+typedef enum transfer_kind { FOR_HEAD, FOR_RANGE, FOR_PAGE } transfer_kind;
+
+typedef enum transfer_state { WAITS, NEEDS_HOST, RUNS } transfer_state;
+
+typedef struct transfer {
+    struct transfer *next;
+    transfer_kind purpose;
+    transfer_state progress;
+    object *object; /* FOR_HEAD and FOR_RANGE */
+    folder *folder; /* FOR_PAGE, and the one that wants the object or NULL */
+    int reply;      /* FOR_RANGE: socket; also where an address is asked for; else -1 */
+    char *url;
+    uint64_t offset, length, done;
+    unsigned char *body; /* FOR_HEAD and FOR_PAGE: `done` bytes */
+    size_t capacity;
+    int tries, redirects;
+    bool plain_http; /* the name has http://, so it may stay there */
+    int64_t wake;    /* WAITS: when it starts, in milliseconds */
+    struct curl_slist *headers, *resolve;
+    CURL *easy;
+    response answer;
+    fc_error error; /* code FC_OK: none */
+} transfer;
+
+/* "host:port:addresses" */
+typedef struct host_line {
+    struct host_line *next;
+    char *line;
+} host_line;
+
+typedef struct fetcher {
+    fc_net_setup setup;
+    fc_error failed; /* to start, which is the answer to all requests */
+    int requests;
+    CURLM *multi;
+    char *certificates;
+    size_t certificates_size;
+    object *objects;
+    folder *folders;
+    transfer *transfers;
+    host_line *hosts;
+    opened_file *files;
+    size_t nfiles, capacity;
+    size_t heads; /* bytes */
+    uint64_t clock, random;
+} fetcher;
+
+/* ---- serve.c ---- */
+
+/* Sends an answer and its text or data. Failures are ignored: who asked has gone. @return false after one */
+bool fetcher_send(int socket, fc_net_answer head, const void *bytes, size_t size);
+void fetcher_send_error(int socket, const fc_error *error);
+int64_t fetcher_now(void);
+int fetcher_serve(void *state);
+
+/* ---- names.c ---- */
+
+typedef enum provider { PROVIDER_HTTP } provider;
+
+provider name_provider(const char *name);
+/* Whether the name is that of a file by its extension. */
+bool name_is_file(const char *name);
+/* Whether a file of this name has tensors. */
+bool name_has_data(const char *name);
+/* Writes the URL of an object. @return false if it is too long */
+bool name_url(const fetcher *f, const char *name, char url[MOST_URL]);
+
+/* ---- objects.c ---- */
+
+object *object_get(fetcher *f, const char *name);
+/* Begins to read the head of an object that is new. */
+void object_open(fetcher *f, object *o, folder *wanted_by, int reply);
+void object_opened(fetcher *f, object *o, folder *wanted_by);
+/* Answers a request for a name, now or when it is known what the name is. Owns the sockets. */
+void object_request(fetcher *f, fc_net_request_kind kind, const char *name, int answer, int file);
+void object_read(fetcher *f, object *o, uint64_t offset, uint64_t length, int answer);
+void object_tell(object *o, int answer);
+void object_end_waiters(fetcher *f, object *o);
+void waiters_retry(fetcher *f, waiter *first);
+uint64_t object_identity(const object *o);
+
+/* ---- folders.c ---- */
+
+folder *folder_get(fetcher *f, const char *name);
+/* The known folder that contains the name, or is it; NULL: none. @param rest the name relative to it */
+folder *folder_of(const fetcher *f, const char *name, const char **rest);
+void folder_open(fetcher *f, folder *d, int reply);
+/* An object that the folder wanted is known. */
+void folder_object_known(fetcher *f, folder *d, object *o);
+void folder_page_done(fetcher *f, folder *d, transfer *t);
+/* What a name in the folder is: STATE_READY or STATE_MISSING. */
+knowledge folder_find(const folder *d, const char *rest, bool *is_folder);
+/* Sends the names directly in a folder. @param below relative to it, "" for itself */
+void folder_send(const folder *d, const char *below, int answer);
+
+/* ---- transfers.c ---- */
+
+transfer *transfer_new(fetcher *f, transfer_kind purpose, const char *url);
+void transfers_start(fetcher *f);
+/* Takes finished ones. @return whether there were any */
+bool transfers_finish(fetcher *f);
+/* @return milliseconds until one wants to start */
+int transfers_pause(const fetcher *f);
+void transfers_host_known(fetcher *f, const char *line);
+
+/* ---- answers.c ---- */
+
+size_t answer_take_header(char *line, size_t size, size_t count, void *context);
+/* Checks the headers of an answer with a body. @return false after setting t->error */
+bool answer_check(transfer *t);
+bool answer_is_busy(long status);
+bool answer_is_redirect(long status);

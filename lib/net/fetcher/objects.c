@@ -1,0 +1,269 @@
+/*
+ * Objects: what is known of each file, its first bytes, and the requests that wait for it. See fetcher.h.
+ */
+#include "net/fetcher/fetcher.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+object *object_get(fetcher *f, const char *name) {
+    for (object *o = f->objects; o; o = o->next) {
+        if (strcmp(o->name, name) == 0) {
+            return o;
+        }
+    }
+    object *o = calloc(1, sizeof *o);
+    char *copy = strdup(name);
+    if (!o || !copy) {
+        free(o);
+        free(copy);
+        return NULL;
+    }
+    o->name = copy;
+    o->next = f->objects;
+    f->objects = o;
+    return o;
+}
+
+/* Whether an object exists that its folder does not list. */
+static bool object_is_known(const fetcher *f, const char *name) {
+    bool is = false;
+    for (const object *o = f->objects; o && !is; o = o->next) {
+        is = o->state == STATE_READY && strcmp(o->name, name) == 0;
+    }
+    return is;
+}
+
+static uint64_t hash(uint64_t h, const char *text) {
+    for (const unsigned char *c = (const unsigned char *)text; *c; c++) {
+        h = (h ^ *c) * UINT64_C(1099511628211);
+    }
+    return h;
+}
+
+uint64_t object_identity(const object *o) {
+    const uint64_t h = hash(hash(hash(UINT64_C(14695981039346656037), o->name), o->version.etag), o->version.modified);
+    return h & INT64_MAX;
+}
+
+/* ---- heads ---- */
+
+static void forget_heads(fetcher *f) {
+    while (f->heads > MOST_HEADS) {
+        object *oldest = NULL;
+        for (object *o = f->objects; o; o = o->next) {
+            if (o->head && (!oldest || o->used < oldest->used)) {
+                oldest = o;
+            }
+        }
+        if (!oldest) {
+            return;
+        }
+        f->heads -= oldest->head_size;
+        free(oldest->head);
+        oldest->head = NULL;
+        oldest->head_size = 0;
+    }
+}
+
+void object_open(fetcher *f, object *o, folder *wanted_by, int reply) {
+    char url[MOST_URL];
+    (void)reply;
+    transfer *t = name_url(f, o->name, url) ? transfer_new(f, FOR_HEAD, url) : NULL;
+    if (!t) {
+        o->state = STATE_FAILED;
+        (void)fc_fail(&o->error, FC_EUNSUPPORTED, "%s: the name is too long", o->name);
+        object_opened(f, o, wanted_by);
+        return;
+    }
+    o->state = STATE_ASKED;
+    t->object = o;
+    t->folder = wanted_by;
+    t->length = HEAD_BYTES;
+}
+
+void object_opened(fetcher *f, object *o, folder *wanted_by) {
+    if (o->head) {
+        o->used = ++f->clock;
+        f->heads += o->head_size;
+        forget_heads(f);
+    }
+    if (wanted_by) {
+        folder_object_known(f, wanted_by, o);
+    }
+    waiter *first = o->waiters;
+    o->waiters = NULL;
+    waiters_retry(f, first);
+}
+
+/* ---- requests ---- */
+
+static void send_missing(int answer) {
+    fetcher_send(answer, (fc_net_answer){.kind = FC_NET_MISSING}, NULL, 0);
+}
+
+void object_tell(object *o, int answer) {
+    fetcher_send(answer, (fc_net_answer){.kind = FC_NET_DONE, .size = o->version.size, .identity = object_identity(o)},
+                 NULL, 0);
+}
+
+static bool add_file(fetcher *f, int socket, object *o) {
+    if (f->nfiles == f->capacity) {
+        const size_t capacity = f->capacity ? 2 * f->capacity : 16;
+        opened_file *more = realloc(f->files, capacity * sizeof *more);
+        if (!more) {
+            return false;
+        }
+        f->files = more;
+        f->capacity = capacity;
+    }
+    f->files[f->nfiles++] = (opened_file){socket, o};
+    return true;
+}
+
+static void wait_for(waiter **list, fc_net_request_kind kind, const char *name, int answer, int socket) {
+    waiter *w = calloc(1, sizeof *w);
+    char *copy = strdup(name);
+    if (!w || !copy) {
+        fc_error error;
+        (void)fc_no_memory(&error, name);
+        fetcher_send_error(answer, &error);
+        close(answer);
+        if (socket >= 0) {
+            close(socket);
+        }
+        free(w);
+        free(copy);
+        return;
+    }
+    *w = (waiter){*list, copy, (int)kind, answer, socket};
+    *list = w;
+}
+
+void waiters_retry(fetcher *f, waiter *first) {
+    while (first) {
+        waiter *w = first;
+        first = w->next;
+        object_request(f, (fc_net_request_kind)w->kind, w->name, w->answer, w->file);
+        free(w->name);
+        free(w);
+    }
+}
+
+/* Answers a request for an object that is known. @return whether the socket of the file is in use */
+static bool answer_known(fetcher *f, fc_net_request_kind kind, object *o, int answer, int socket) {
+    if (o->state == STATE_FAILED) {
+        fetcher_send_error(answer, &o->error);
+        return false;
+    }
+    if (o->state == STATE_MISSING) {
+        send_missing(answer);
+        return false;
+    }
+    const bool opened = kind == FC_NET_OPEN && socket >= 0 && add_file(f, socket, o);
+    object_tell(o, answer);
+    return opened;
+}
+
+static void send_folder(folder *d, fc_net_request_kind kind, const char *below, int answer) {
+    fc_error error;
+    if (d->state == STATE_FAILED) {
+        fetcher_send_error(answer, &d->error);
+    } else if (kind == FC_NET_LIST) {
+        folder_send(d, below, answer);
+    } else if (kind != FC_NET_OPEN) {
+        fetcher_send(answer, (fc_net_answer){.kind = FC_NET_DONE, .is_folder = 1}, NULL, 0);
+    } else {
+        (void)fc_fail(&error, FC_ECORRUPT, "%s: is a folder", d->name);
+        fetcher_send_error(answer, &error);
+    }
+}
+
+static void close_both(int answer, int socket) {
+    close(answer);
+    if (socket >= 0) {
+        close(socket);
+    }
+}
+
+/* The name as an object; it is no folder, or not known to be one. */
+static void request_object(fetcher *f, fc_net_request_kind kind, const char *name, int answer, int socket) {
+    object *o = object_get(f, name);
+    if (!o) {
+        close_both(answer, socket);
+        return;
+    }
+    if (o->state == STATE_NEW || o->state == STATE_ASKED) {
+        wait_for(&o->waiters, kind, name, answer, socket);
+        if (o->state == STATE_NEW) {
+            object_open(f, o, NULL, answer);
+        }
+        return;
+    }
+    const bool kept = answer_known(f, kind, o, answer, socket);
+    close_both(answer, kept ? -1 : socket);
+}
+
+/* The name is a folder, or in one that is known. @return false if it is an object, or may be one */
+static bool request_in_folder(fetcher *f, folder *d, const char *name, const char *rest, fc_net_request_kind kind,
+                              int answer, int socket) {
+    bool is_folder = false;
+    const knowledge found = d->state == STATE_READY ? folder_find(d, rest, &is_folder) : STATE_FAILED;
+    if (d->state == STATE_FAILED || (found == STATE_READY && is_folder)) {
+        send_folder(d, kind, rest, answer);
+    } else if (found == STATE_MISSING && kind != FC_NET_LOOK && !object_is_known(f, name)) {
+        send_missing(answer);
+    } else {
+        return false;
+    }
+    close_both(answer, socket);
+    return true;
+}
+
+void object_request(fetcher *f, fc_net_request_kind kind, const char *name, int answer, int socket) {
+    const char *rest = "";
+    folder *d = folder_of(f, name, &rest);
+    if (f->failed.code != FC_OK) {
+        fetcher_send_error(answer, &f->failed);
+        close_both(answer, socket);
+    } else if (d && d->state == STATE_ASKED) {
+        wait_for(&d->waiters, kind, name, answer, socket);
+    } else if (d && d->state != STATE_MISSING && request_in_folder(f, d, name, rest, kind, answer, socket)) {
+        return;
+    } else if (d || kind == FC_NET_OPEN || name_is_file(name)) {
+        request_object(f, kind, name, answer, socket);
+    } else if ((d = folder_get(f, name)) != NULL) {
+        wait_for(&d->waiters, kind, name, answer, socket);
+        folder_open(f, d, answer);
+    } else {
+        close_both(answer, socket);
+    }
+}
+
+void object_read(fetcher *f, object *o, uint64_t offset, uint64_t length, int answer) {
+    char url[MOST_URL];
+    const uint64_t size = o->version.size;
+    const uint64_t end = offset < size ? (length < size - offset ? offset + length : size) : offset;
+    if (end <= o->head_size || end == offset) { /* the reader sees that it gets less than it asked for */
+        o->used = ++f->clock;
+        if (end > offset) {
+            fetcher_send(answer, (fc_net_answer){.kind = FC_NET_DATA, .size = end - offset}, o->head + offset,
+                         (size_t)(end - offset));
+        }
+        fetcher_send(answer, (fc_net_answer){.kind = FC_NET_DONE}, NULL, 0);
+        close(answer);
+        return;
+    }
+    transfer *t =
+        o->direct || name_url(f, o->name, url) ? transfer_new(f, FOR_RANGE, o->direct ? o->direct : url) : NULL;
+    if (!t) {
+        close(answer);
+        return;
+    }
+    t->plain_http = strncmp(o->name, "http://", 7) == 0;
+    t->object = o;
+    t->reply = answer;
+    t->offset = offset;
+    t->length = end - offset;
+}

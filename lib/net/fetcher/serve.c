@@ -1,0 +1,153 @@
+/*
+ * The loop of the fetcher: takes requests, and lets libcurl work. See fetcher.h.
+ */
+#include "net/fetcher/fetcher.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { DESCRIPTORS = 2, MOST_MESSAGES = 64 };
+
+int64_t fetcher_now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
+}
+
+static bool send_all(int socket, const void *bytes, size_t size) {
+    const unsigned char *at = bytes;
+    while (size > 0) {
+        const ssize_t n = send(socket, at, size, MSG_NOSIGNAL);
+        if (n < 0 && errno == EINTR) {
+            continue;
+        }
+        if (n <= 0) {
+            return false;
+        }
+        at += n;
+        size -= (size_t)n;
+    }
+    return true;
+}
+
+bool fetcher_send(int socket, fc_net_answer head, const void *bytes, size_t size) {
+    return send_all(socket, &head, sizeof head) && send_all(socket, bytes, size);
+}
+
+void fetcher_send_error(int socket, const fc_error *error) {
+    const size_t n = strnlen(error->message, FC_NET_MOST_TEXT);
+    fetcher_send(socket, (fc_net_answer){.kind = FC_NET_ERROR, .code = (uint32_t)error->code, .text = (uint32_t)n},
+                 error->message, n);
+}
+
+/* The control data of a message, with aligned room for descriptors. */
+typedef union control {
+    struct cmsghdr align;
+    char bytes[CMSG_SPACE(DESCRIPTORS * sizeof(int))];
+} control;
+
+/* Receives one request without waiting. @return bytes; 0: the other end is closed; negative: there is none */
+static ssize_t receive(int socket, fc_net_request *request, int descriptors[DESCRIPTORS]) {
+    control c;
+    struct iovec bytes = {request, sizeof *request - 1};
+    struct msghdr message = {
+        .msg_iov = &bytes, .msg_iovlen = 1, .msg_control = c.bytes, .msg_controllen = sizeof c.bytes};
+    const ssize_t n = recvmsg(socket, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+    descriptors[0] = descriptors[1] = -1;
+    if (n <= 0) {
+        return n < 0 && (errno == EAGAIN || errno == EINTR) ? -1 : 0;
+    }
+    const struct cmsghdr *head = CMSG_FIRSTHDR(&message);
+    if (head && head->cmsg_level == SOL_SOCKET && head->cmsg_type == SCM_RIGHTS) {
+        memcpy(descriptors, CMSG_DATA(head), head->cmsg_len - CMSG_LEN(0));
+    }
+    ((char *)request)[n] = '\0'; /* after the name */
+    return n;
+}
+
+static void take_request(fetcher *f, int index) {
+    fc_net_request request;
+    int descriptors[DESCRIPTORS];
+    opened_file *from = index < 0 ? NULL : &f->files[index];
+    for (int i = 0; i < MOST_MESSAGES; i++) {
+        const ssize_t n = receive(from ? from->socket : f->requests, &request, descriptors);
+        if (n < 0) {
+            return;
+        }
+        if (n == 0) {
+            if (!from) {
+                _exit(0);
+            }
+            close(from->socket);
+            from->socket = -1;
+            return;
+        }
+        if (request.kind == FC_NET_HOST) {
+            transfers_host_known(f, request.name);
+        } else if (descriptors[0] < 0) {
+            return; /* nobody to answer */
+        } else if (from && request.kind == FC_NET_READ) {
+            object_read(f, from->object, request.offset, request.length, descriptors[0]);
+        } else if (from) {
+            object_tell(from->object, descriptors[0]);
+            close(descriptors[0]);
+        } else {
+            object_request(f, (fc_net_request_kind)request.kind, request.name, descriptors[0], descriptors[1]);
+            from = NULL;
+        }
+        from = index < 0 ? NULL : &f->files[index]; /* the list may have moved */
+    }
+}
+
+static void drop_closed(fetcher *f) {
+    size_t kept = 0;
+    for (size_t i = 0; i < f->nfiles; i++) {
+        if (f->files[i].socket >= 0) {
+            f->files[kept++] = f->files[i];
+        }
+    }
+    f->nfiles = kept;
+}
+
+/* Waits for requests, servers or time. @return false: out of memory */
+static bool wait_and_take(fetcher *f) {
+    const size_t count = f->nfiles + 1;
+    struct curl_waitfd *fds = calloc(count, sizeof *fds);
+    int ready = 0;
+    if (!fds) {
+        return false;
+    }
+    fds[0] = (struct curl_waitfd){f->requests, CURL_WAIT_POLLIN, 0};
+    for (size_t i = 0; i + 1 < count; i++) {
+        fds[i + 1] = (struct curl_waitfd){f->files[i].socket, CURL_WAIT_POLLIN, 0};
+    }
+    curl_multi_poll(f->multi, fds, (unsigned)count, transfers_pause(f), &ready);
+    for (size_t i = count; i-- > 0;) {
+        if (fds[i].revents) {
+            take_request(f, (int)i - 1);
+        }
+    }
+    free(fds);
+    drop_closed(f);
+    return true;
+}
+
+int fetcher_serve(void *state) {
+    fetcher *f = state;
+    int running;
+    for (;;) {
+        bool again = f->multi != NULL;
+        while (again) { /* the end of a transfer makes room for others */
+            transfers_start(f);
+            curl_multi_perform(f->multi, &running);
+            again = transfers_finish(f);
+        }
+        if (!wait_and_take(f)) {
+            return 1;
+        }
+    }
+}

@@ -1,0 +1,480 @@
+/*
+ * Transfers: one request to a server each, with redirects, and repetitions when the server is busy or a connection
+ * breaks. See fetcher.h.
+ */
+#include "net/fetcher/fetcher.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum {
+    CONNECT_MS = 20000,
+    SLOW_SECONDS = 30, /* with less than SLOW_BYTES a second, a transfer is repeated */
+    SLOW_BYTES = 1 << 10,
+    FIRST_PAUSE_MS = 500, /* doubled at each repetition */
+    MOST_PAUSE_MS = 60000,
+    MOST_ERROR_BODY = 64 << 10,
+    MOST_CONNECTIONS = 16, /* to one host */
+};
+
+static const char *name_of(const transfer *t) {
+    return t->object ? t->object->name : t->folder->name;
+}
+
+transfer *transfer_new(fetcher *f, transfer_kind purpose, const char *url) {
+    transfer *t = calloc(1, sizeof *t);
+    char *copy = strdup(url);
+    if (!t || !copy) {
+        free(t);
+        free(copy);
+        return NULL;
+    }
+    t->purpose = purpose;
+    t->url = copy;
+    t->reply = -1;
+    t->plain_http = strncmp(url, "http://", 7) == 0;
+    t->next = f->transfers;
+    f->transfers = t;
+    return t;
+}
+
+static void transfer_free(fetcher *f, transfer *t) {
+    for (transfer **at = &f->transfers; *at; at = &(*at)->next) {
+        if (*at == t) {
+            *at = t->next;
+            break;
+        }
+    }
+    if (t->easy) {
+        curl_multi_remove_handle(f->multi, t->easy);
+        curl_easy_cleanup(t->easy);
+    }
+    if (t->reply >= 0) {
+        close(t->reply);
+    }
+    curl_slist_free_all(t->headers);
+    curl_slist_free_all(t->resolve);
+    free(t->body);
+    free(t->url);
+    free(t);
+}
+
+/* ---- ends ---- */
+
+/* Ends a transfer with t->error, or with success. */
+static void end(fetcher *f, transfer *t) {
+    if (t->purpose == FOR_HEAD) {
+        object *o = t->object;
+        o->state = t->error.code != FC_OK ? STATE_FAILED : o->state == STATE_MISSING ? STATE_MISSING : STATE_READY;
+        o->error = t->error;
+        if (o->state == STATE_READY) {
+            o->head = t->body;
+            o->head_size = t->done;
+            t->body = NULL;
+            if (t->redirects > 0) {
+                free(o->direct);
+                o->direct = t->url;
+                t->url = NULL;
+            }
+        }
+        folder *wanted_by = t->folder;
+        transfer_free(f, t);
+        object_opened(f, o, wanted_by);
+    } else if (t->purpose == FOR_RANGE) {
+        if (t->error.code != FC_OK) {
+            fetcher_send_error(t->reply, &t->error);
+        } else {
+            fetcher_send(t->reply, (fc_net_answer){.kind = FC_NET_DONE}, NULL, 0);
+        }
+        transfer_free(f, t);
+    } else {
+        folder_page_done(f, t->folder, t);
+        transfer_free(f, t);
+    }
+}
+
+static void fail(fetcher *f, transfer *t, fc_code code, const char *what) {
+    if (t->error.code == FC_OK) {
+        fc_fail(&t->error, code, "%s: %s", name_of(t), what);
+    }
+    end(f, t);
+}
+
+/* ---- starts ---- */
+
+static bool is_loopback(const char *host) {
+    return strcmp(host, "localhost") == 0 || strncmp(host, "127.", 4) == 0 || strcmp(host, "[::1]") == 0;
+}
+
+/* Writes "host:port" of the URL. @return what is wrong with the URL; NULL: nothing */
+static const char *find_host(const transfer *t, char *where, size_t size) {
+    char *scheme = NULL, *host = NULL, *port = NULL;
+    const char *wrong = "its URL cannot be understood";
+    CURLU *url = curl_url();
+    if (url && curl_url_set(url, CURLUPART_URL, t->url, 0) == CURLUE_OK &&
+        curl_url_get(url, CURLUPART_SCHEME, &scheme, 0) == CURLUE_OK &&
+        curl_url_get(url, CURLUPART_HOST, &host, 0) == CURLUE_OK &&
+        curl_url_get(url, CURLUPART_PORT, &port, CURLU_DEFAULT_PORT) == CURLUE_OK) {
+        const bool https = strcmp(scheme, "https") == 0, http = strcmp(scheme, "http") == 0;
+        snprintf(where, size, "%s:%s", host, port);
+        wrong =
+            https                                        ? NULL
+            : http && t->plain_http && is_loopback(host) ? NULL
+            : http && t->plain_http && t->redirects == 0
+                ? "http:// is only for servers on this machine, because anyone on the way can change it: use https://"
+                : "the server redirects to another scheme than https";
+    }
+    curl_free(scheme);
+    curl_free(host);
+    curl_free(port);
+    curl_url_cleanup(url);
+    return wrong;
+}
+
+/* @return who can be asked for an address; -1: nobody */
+static int asker(const transfer *t) {
+    const waiter *w = t->object && t->object->waiters ? t->object->waiters : t->folder ? t->folder->waiters : NULL;
+    return t->reply >= 0 ? t->reply : w ? w->answer : -1;
+}
+
+static const char *known_host(const fetcher *f, const char *where) {
+    const size_t n = strlen(where);
+    for (const host_line *h = f->hosts; h; h = h->next) {
+        if (strncmp(h->line, where, n) == 0 && (h->line[n] == ':' || h->line[n] == '\0')) {
+            return h->line + (h->line[n] == '\0' ? n : 0);
+        }
+    }
+    return NULL;
+}
+
+static bool add_header(transfer *t, const char *name, const char *value) {
+    char line[MOST_URL];
+    snprintf(line, sizeof line, "%s: %s", name, value);
+    struct curl_slist *list = curl_slist_append(t->headers, line);
+    t->headers = list ? list : t->headers;
+    return list != NULL;
+}
+
+static bool make_headers(transfer *t) {
+    const version *v = t->object ? &t->object->version : NULL;
+    const bool pinned = v && (t->purpose == FOR_RANGE || t->done > 0);
+    curl_slist_free_all(t->headers);
+    t->headers = NULL;
+    bool good = add_header(t, "Accept-Encoding", "identity");
+    if (pinned && v->etag[0] == '"') { /* a weak one matches nothing */
+        good = good && add_header(t, "If-Match", v->etag);
+    } else if (pinned && !v->etag[0] && v->modified[0]) {
+        good = good && add_header(t, "If-Unmodified-Since", v->modified);
+    }
+    return good;
+}
+
+static size_t take_body(char *bytes, size_t size, size_t count, void *context) {
+    transfer *t = context;
+    const size_t n = size * count;
+    if (t->answer.status != 200 && t->answer.status != 206) {
+        t->answer.bytes += n; /* a page for people */
+        return t->answer.bytes < MOST_ERROR_BODY + MOST_HEADER_BYTES ? n : 0;
+    }
+    if (!answer_check(t)) {
+        return 0;
+    }
+    if (t->purpose == FOR_RANGE) {
+        if (n > t->length - t->done) {
+            fc_fail(&t->error, FC_ECORRUPT, "%s: the server sent more bytes than it was asked for", name_of(t));
+            return 0;
+        }
+        t->done += n;
+        return fetcher_send(t->reply, (fc_net_answer){.kind = FC_NET_DATA, .size = n}, bytes, n) ? n : 0;
+    }
+    const uint64_t most = t->purpose == FOR_HEAD ? t->length : MOST_PAGE;
+    if (n > most - t->done) {
+        fc_fail(&t->error, FC_ECORRUPT, "%s: the server sent more bytes than it was asked for", name_of(t));
+        return 0;
+    }
+    if (t->done + n + 1 > t->capacity) {
+        const size_t wanted = t->purpose == FOR_HEAD ? t->length + 1 : 2 * (t->done + n) + 1;
+        unsigned char *more = realloc(t->body, wanted);
+        if (!more) {
+            (void)fc_no_memory(&t->error, name_of(t));
+            return 0;
+        }
+        t->body = more;
+        t->capacity = wanted;
+    }
+    memcpy(t->body + t->done, bytes, n);
+    t->done += n;
+    t->body[t->done] = '\0';
+    return n;
+}
+
+static bool set_options(const fetcher *f, transfer *t) {
+    char range[64];
+    CURL *e = t->easy;
+    const long slow = (long)SLOW_SECONDS * f->setup.pace / 100;
+    snprintf(range, sizeof range, "%" PRIu64 "-%" PRIu64, t->offset + t->done, t->offset + t->length - 1);
+    int rc = 0;
+    rc |= curl_easy_setopt(e, CURLOPT_URL, t->url);
+    rc |= curl_easy_setopt(e, CURLOPT_PRIVATE, t);
+    rc |= curl_easy_setopt(e, CURLOPT_PROTOCOLS_STR, "https,http");
+    rc |= curl_easy_setopt(e, CURLOPT_PROXY, ""); /* its address is not known */
+    rc |= curl_easy_setopt(e, CURLOPT_RESOLVE, t->resolve);
+    rc |= curl_easy_setopt(e, CURLOPT_HTTPHEADER, t->headers);
+    rc |= curl_easy_setopt(e, CURLOPT_USERAGENT, "fsdpckpt/" FSDPCKPT_VERSION);
+    rc |= curl_easy_setopt(e, CURLOPT_HTTP_VERSION, (long)CURL_HTTP_VERSION_2TLS);
+    rc |= curl_easy_setopt(e, CURLOPT_NOSIGNAL, 1L);
+    rc |= curl_easy_setopt(e, CURLOPT_BUFFERSIZE, 256L << 10);
+    rc |= curl_easy_setopt(e, CURLOPT_CONNECTTIMEOUT_MS, (long)CONNECT_MS);
+    rc |= curl_easy_setopt(e, CURLOPT_LOW_SPEED_LIMIT, (long)SLOW_BYTES);
+    rc |= curl_easy_setopt(e, CURLOPT_LOW_SPEED_TIME, slow > 0 ? slow : 1L);
+    rc |= curl_easy_setopt(e, CURLOPT_HEADERFUNCTION, answer_take_header);
+    rc |= curl_easy_setopt(e, CURLOPT_HEADERDATA, t);
+    rc |= curl_easy_setopt(e, CURLOPT_WRITEFUNCTION, take_body);
+    rc |= curl_easy_setopt(e, CURLOPT_WRITEDATA, t);
+    if (t->purpose != FOR_PAGE) {
+        rc |= curl_easy_setopt(e, CURLOPT_RANGE, range);
+    }
+    if (f->certificates) {
+        struct curl_blob blob = {f->certificates, f->certificates_size, CURL_BLOB_NOCOPY};
+        rc |= curl_easy_setopt(e, CURLOPT_CAINFO_BLOB, &blob);
+    }
+    rc |= curl_easy_setopt(e, CURLOPT_CAPATH, NULL);
+    return rc == 0;
+}
+
+static void start(fetcher *f, transfer *t) {
+    char where[512];
+    const char *wrong = find_host(t, where, sizeof where);
+    if (wrong) {
+        fail(f, t, FC_EUSAGE, wrong);
+        return;
+    }
+    const char *line = known_host(f, where);
+    if (line && !*line) {
+        fail(f, t, FC_EIO, "the server's name is not known: no address was found");
+        return;
+    }
+    if (!line) {
+        const int socket = asker(t);
+        if (socket >= 0) {
+            fetcher_send(socket, (fc_net_answer){.kind = FC_NET_WHERE, .text = (uint32_t)strlen(where)}, where,
+                         strlen(where));
+            t->progress = NEEDS_HOST;
+        }
+        return;
+    }
+    curl_slist_free_all(t->resolve);
+    t->resolve = curl_slist_append(NULL, line);
+    t->answer = (response){.bytes = 0};
+    t->easy = t->resolve && make_headers(t) ? curl_easy_init() : NULL;
+    if (!t->easy || !set_options(f, t) || curl_multi_add_handle(f->multi, t->easy) != CURLM_OK) {
+        fail(f, t, FC_EIO, "a transfer cannot be started");
+        return;
+    }
+    t->progress = RUNS;
+}
+
+void transfers_start(fetcher *f) {
+    const int64_t now = fetcher_now();
+    bool again = true;
+    while (again) { /* starting may end one, and that may begin others */
+        again = false;
+        for (transfer *t = f->transfers; t && !again; t = t->next) {
+            if (t->progress == WAITS && t->wake <= now) {
+                t->wake = now + 50; /* if nobody can say where its host is yet */
+                start(f, t);
+                again = true;
+            }
+        }
+    }
+}
+
+int transfers_pause(const fetcher *f) {
+    const int64_t now = fetcher_now();
+    int64_t least = 1000;
+    for (const transfer *t = f->transfers; t; t = t->next) {
+        if (t->progress == WAITS) {
+            least = t->wake - now < least ? t->wake - now : least;
+        }
+    }
+    return least > 0 ? (int)least : 0;
+}
+
+void transfers_host_known(fetcher *f, const char *line) {
+    host_line *h = calloc(1, sizeof *h);
+    char *copy = strdup(line);
+    if (!h || !copy) {
+        free(h);
+        free(copy);
+        return;
+    }
+    *h = (host_line){f->hosts, copy};
+    f->hosts = h;
+    for (transfer *t = f->transfers; t; t = t->next) {
+        if (t->progress == NEEDS_HOST) {
+            t->progress = WAITS;
+            t->wake = 0;
+        }
+    }
+}
+
+/* ---- what came of them ---- */
+
+/* Waits, longer each time, and not as long as others that began to wait at the same time. */
+static void repeat(fetcher *f, transfer *t, int64_t server_asks_ms, const char *why) {
+    if (++t->tries >= MOST_TRIES) {
+        char text[256];
+        snprintf(text, sizeof text, "%s; gave up after %d attempts", why, MOST_TRIES);
+        fail(f, t, FC_EIO, text);
+        return;
+    }
+    int64_t pause = (int64_t)FIRST_PAUSE_MS << (t->tries - 1);
+    f->random = f->random * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+    pause = pause / 2 + (int64_t)((f->random >> 33) % (uint64_t)(pause / 2 + 1));
+    pause = server_asks_ms > pause ? server_asks_ms : pause;
+    pause = pause < MOST_PAUSE_MS ? pause : MOST_PAUSE_MS;
+    t->progress = WAITS;
+    t->wake = fetcher_now() + pause * f->setup.pace / 100;
+}
+
+static void redirect(fetcher *f, transfer *t) {
+    char *target = NULL;
+    CURLU *url = curl_url();
+    const bool good = url && t->answer.location[0] && curl_url_set(url, CURLUPART_URL, t->url, 0) == CURLUE_OK &&
+                      curl_url_set(url, CURLUPART_URL, t->answer.location, 0) == CURLUE_OK &&
+                      curl_url_get(url, CURLUPART_URL, &target, 0) == CURLUE_OK;
+    char *copy = good ? strdup(target) : NULL;
+    curl_free(target);
+    curl_url_cleanup(url);
+    if (++t->redirects > MOST_REDIRECTS) {
+        free(copy);
+        fail(f, t, FC_ECORRUPT, "the server redirects more than 5 times");
+    } else if (!copy) {
+        fail(f, t, FC_ECORRUPT, "the server redirects to a place that cannot be understood");
+    } else {
+        free(t->url);
+        t->url = copy;
+        t->progress = WAITS;
+        t->wake = 0;
+    }
+}
+
+static void succeed(fetcher *f, transfer *t) {
+    if (t->purpose != FOR_PAGE) {
+        if (!answer_check(t)) { /* an answer without a body */
+            end(f, t);
+            return;
+        }
+        if (t->done < t->length) {
+            fail(f, t, FC_ECORRUPT, "the server sent fewer bytes than it was asked for");
+            return;
+        }
+    }
+    end(f, t);
+}
+
+/* An address to which redirects led may be valid only for minutes. */
+static bool go_back(fetcher *f, transfer *t) {
+    char url[MOST_URL];
+    if (t->purpose != FOR_RANGE || !t->object->direct || !name_url(f, t->object->name, url)) {
+        return false;
+    }
+    char *copy = strdup(url);
+    if (!copy) {
+        return false;
+    }
+    free(t->object->direct);
+    t->object->direct = NULL;
+    free(t->url);
+    t->url = copy;
+    t->redirects = 0;
+    t->progress = WAITS;
+    t->wake = 0;
+    return true;
+}
+
+static void judge_status(fetcher *f, transfer *t, int64_t server_asks_ms) {
+    const long status = t->answer.status;
+    char text[128];
+    if (answer_is_redirect(status)) {
+        redirect(f, t);
+    } else if (answer_is_busy(status)) {
+        snprintf(text, sizeof text, "the server is busy or has an error (status %ld)", status);
+        repeat(f, t, server_asks_ms, text);
+    } else if (status == 200 || status == 206) {
+        succeed(f, t);
+    } else if (status == 412 && t->object) {
+        fail(f, t, FC_ECORRUPT, "was changed while it was read: start again when nothing writes to it");
+    } else if (status == 416 && t->purpose == FOR_HEAD && t->answer.has_range && t->answer.total == 0) {
+        end(f, t); /* an empty file has no first byte */
+    } else if ((status == 401 || status == 403 || status == 404 || status == 410) && go_back(f, t)) {
+        return;
+    } else if (status == 404 || status == 410) {
+        if (t->purpose == FOR_HEAD) {
+            t->object->state = STATE_MISSING;
+            end(f, t);
+        } else {
+            fail(f, t, FC_ECORRUPT, "was removed while it was read");
+        }
+    } else {
+        snprintf(text, sizeof text, "%s (status %ld)",
+                 status == 401 || status == 403 ? "the server refuses access" : "the server cannot answer", status);
+        fail(f, t, FC_EIO, text);
+    }
+}
+
+static bool may_repeat(CURLcode result) {
+    switch (result) {
+    case CURLE_COULDNT_CONNECT:
+    case CURLE_PARTIAL_FILE:
+    case CURLE_OPERATION_TIMEDOUT:
+    case CURLE_SSL_CONNECT_ERROR:
+    case CURLE_GOT_NOTHING:
+    case CURLE_SEND_ERROR:
+    case CURLE_RECV_ERROR:
+    case CURLE_HTTP2:
+    case CURLE_HTTP2_STREAM:
+    case CURLE_WEIRD_SERVER_REPLY:
+        return true;
+    default:
+        return false;
+    }
+}
+
+static void judge(fetcher *f, transfer *t, CURLcode result) {
+    curl_off_t seconds = 0;
+    char text[256];
+    curl_easy_getinfo(t->easy, CURLINFO_RETRY_AFTER, &seconds);
+    seconds = seconds > 0 ? seconds < 3600 ? seconds : 3600 : 0;
+    curl_multi_remove_handle(f->multi, t->easy);
+    curl_easy_cleanup(t->easy);
+    t->easy = NULL;
+    if (t->error.code != FC_OK) {
+        end(f, t);
+    } else if (result == CURLE_OK || (result == CURLE_WRITE_ERROR && t->answer.status / 100 != 2)) {
+        judge_status(f, t, (int64_t)seconds * 1000);
+    } else if (may_repeat(result)) {
+        snprintf(text, sizeof text, "the connection failed (%s)", curl_easy_strerror(result));
+        repeat(f, t, 0, text);
+    } else if (result == CURLE_PEER_FAILED_VERIFICATION) {
+        fail(f, t, FC_EIO, "the server's certificate is not trusted; SSL_CERT_FILE names a file with others");
+    } else {
+        fail(f, t, FC_EIO, curl_easy_strerror(result));
+    }
+}
+
+bool transfers_finish(fetcher *f) {
+    int left;
+    bool any = false;
+    for (const CURLMsg *m; (m = curl_multi_info_read(f->multi, &left)) != NULL;) {
+        char *t = NULL;
+        if (m->msg == CURLMSG_DONE && curl_easy_getinfo(m->easy_handle, CURLINFO_PRIVATE, &t) == CURLE_OK && t) {
+            judge(f, (transfer *)(void *)t, m->data.result);
+            any = true;
+        }
+    }
+    return any;
+}

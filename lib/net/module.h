@@ -1,0 +1,32 @@
+/*
+ * The interface to the module `net`, which links libcurl.
+ */
+#pragma once
+
+#include "fsdpckpt/error.h"
+
+#include <stddef.h>
+#include <stdint.h>
+
+/** The version of this interface and of wire.h. */
+enum { FC_NET_ABI = 1 };
+
+#define FC_NET_SYMBOL fc_net_module_table
+#define FC_NET_SYMBOL_NAME "fc_net_module_table"
+
+/** What the fetcher is told when it starts. Its strings are valid as long as the fetcher. */
+typedef struct fc_net_setup {
+    const char *certificates; /**< file with the certificates that are trusted; NULL: libcurl's own */
+    int pace;                 /**< percent of the usual waiting times, for tests */
+} fc_net_setup;
+
+typedef struct fc_net_module {
+    int abi;             /**< FC_NET_ABI */
+    const char *version; /**< FSDPCKPT_VERSION */
+    /** In the caller's process: finds addresses for "host:port". @param out receives what FC_NET_HOST sends. */
+    void (*find_addresses)(const char *where, char *out, size_t size);
+    /** In the fetcher, before it is confined: starts libraries, reads certificates. @return its state; NULL: failed */
+    void *(*prepare)(const fc_net_setup *setup, int requests);
+    /** In the confined fetcher: answers requests until the other end is closed. @return exit status */
+    int (*serve)(void *state);
+} fc_net_module;

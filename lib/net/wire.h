@@ -1,0 +1,48 @@
+/*
+ * What a process asks of its fetcher, and what the fetcher answers. Requests are messages on SOCK_SEQPACKET sockets:
+ * one for names, and one for each open file. Each carries a socket of its own for the answer, so any number of threads
+ * can ask at once.
+ */
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum { FC_NET_MOST_NAME = 4095, FC_NET_MOST_TEXT = 1023 };
+
+typedef enum fc_net_request_kind {
+    FC_NET_STAT = 1, /**< name, or an open file: answered with FC_NET_DONE or FC_NET_MISSING */
+    FC_NET_LOOK,     /**< FC_NET_STAT of a name that a person gave: it may exist even if its folder does not list it */
+    FC_NET_LIST,     /**< name: FC_NET_NAME for each entry, then FC_NET_DONE */
+    FC_NET_OPEN,     /**< name; the message also has the fetcher's end of the file's socket */
+    FC_NET_READ,     /**< bytes of an open file: FC_NET_DATA until all are sent, then FC_NET_DONE */
+    FC_NET_HOST      /**< name is "host:port:addresses" for CURLOPT_RESOLVE, or "host:port" if it has no address; no
+                          answer */
+} fc_net_request_kind;
+
+typedef struct fc_net_request {
+    uint32_t kind;
+    uint32_t name_size;
+    uint64_t offset, length;
+    char name[FC_NET_MOST_NAME + 1]; /**< only name_size bytes are sent, without a NUL */
+} fc_net_request;
+
+#define FC_NET_REQUEST_HEAD offsetof(fc_net_request, name)
+
+typedef enum fc_net_answer_kind {
+    FC_NET_DONE = 1,
+    FC_NET_MISSING,
+    FC_NET_DATA,  /**< `size` bytes follow */
+    FC_NET_NAME,  /**< text: the name of an entry */
+    FC_NET_WHERE, /**< text: "host:port", whose addresses the fetcher needs to go on */
+    FC_NET_ERROR  /**< code and text */
+} fc_net_answer_kind;
+
+typedef struct fc_net_answer {
+    uint32_t kind;
+    uint32_t code;      /**< fc_code */
+    uint32_t is_folder; /**< of FC_NET_DONE */
+    uint32_t text;      /**< bytes of text that follow, at most FC_NET_MOST_TEXT */
+    uint64_t size;
+    uint64_t identity; /**< of FC_NET_DONE: differs between versions of an object */
+} fc_net_answer;

@@ -1,0 +1,147 @@
+"""A web server on loopback for test_net.py, with TLS and ranges, that counts requests and can lie. Only Python's standard library.
+
+`faults` maps a path to a list of names, one for each request of it in order; when the list is used up, the server is honest. A name that
+begins with "always-" is not used up.
+"""
+
+import gzip
+import hashlib
+import http.server
+import os
+import re
+import socketserver
+import ssl
+import struct
+import subprocess
+import socket
+import threading
+import time
+
+
+def make_certificate(folder):
+    """A certificate for localhost that signs itself. @return its file and that of its key"""
+    certificate, key = os.path.join(folder, "cert.pem"), os.path.join(folder, "key.pem")
+    subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2",
+                    "-keyout", key, "-out", certificate, "-subj", "/CN=localhost", "-addext",
+                    "subjectAltName=DNS:localhost,IP:127.0.0.1"], check=True, stderr=subprocess.DEVNULL)
+    return certificate, key
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
+    def log_message(self, *unused):
+        pass
+
+    def plain(self, status, headers=(), body=b""):
+        self.send_response(status)
+        for name, value in headers:
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def reset(self):
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.close_connection = True
+        self.connection.close()
+
+    def do_GET(self):
+        server = self.server
+        path = self.path.split("?")[0]
+        began = time.monotonic()
+        with server.lock:
+            server.requests.append((path, self.headers.get("Range"), dict(self.headers), began))
+            faults = server.faults.get(path, [])
+            fault = faults[0] if faults else None
+            if faults and not fault.startswith("always-"):
+                faults.pop(0)
+            fault = fault and fault.removeprefix("always-")
+        time.sleep(server.delay)
+        if server.answer and server.answer(self):
+            return
+        if fault == "reset":
+            return self.reset()
+        if fault in ("503", "429", "500", "403"):
+            return self.plain(int(fault), [("Retry-After", "1")] if fault != "403" else [])
+        if fault and fault.startswith("to:"):
+            return self.plain(302, [("Location", fault[3:])])
+        if fault == "endless":
+            self.wfile.write(b"HTTP/1.1 206 Partial Content\r\n")
+            try:
+                for i in range(100000):
+                    self.wfile.write(b"X-Header-%d: %s\r\n" % (i, b"x" * 900))
+            except OSError:
+                pass
+            self.close_connection = True
+            return
+        file = server.files.get(path)
+        if file is None:
+            return self.plain(404, [], b"<html>not here</html>")
+        etag = '"%s"' % hashlib.md5(file).hexdigest()
+        if fault == "other-etag":
+            etag = '"other"'
+        if self.headers.get("If-Match") not in (None, etag) and fault != "other-etag":
+            return self.plain(412)
+        wanted = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        if not wanted or fault == "whole":
+            return self.plain(200, [("ETag", etag)], file)
+        first, last = int(wanted[1]), min(int(wanted[2]), len(file) - 1)
+        if first >= len(file):
+            return self.plain(416, [("Content-Range", "bytes */%d" % len(file))])
+        body, said = file[first:last + 1], (first, last, len(file))
+        headers = [("ETag", etag), ("Accept-Ranges", "bytes")]
+        if fault == "other-range":
+            said = (first + 1, last + 1, len(file) + 1)
+        if fault == "gzip":
+            body = gzip.compress(body)
+            headers.append(("Content-Encoding", "gzip"))
+        if fault == "shorter":
+            body = body[:-1]
+        self.send_response(206)
+        for name, value in headers:
+            self.send_header(name, value)
+        self.send_header("Content-Range", "bytes %d-%d/%d" % said)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if fault == "truncated":  # the connection ends in the middle
+            self.wfile.write(body[:len(body) // 2])
+            self.wfile.flush()
+            return self.reset()
+        if fault == "slow":
+            self.wfile.write(body[:1])
+            self.wfile.flush()
+            time.sleep(3)
+        self.wfile.write(body)
+
+
+class Server(socketserver.ThreadingMixIn, http.server.HTTPServer):
+    daemon_threads = True
+    request_queue_size = 64
+
+    def handle_error(self, *unused):
+        pass
+
+
+def start(files, certificate=None, answer=None):
+    """Starts a server of the files, {path: bytes}. @param certificate and key: https"""
+    server = Server(("127.0.0.1", 0), Handler)
+    if certificate:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(*certificate)
+        server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+    server.files, server.faults, server.requests, server.lock = files, {}, [], threading.Lock()
+    server.delay, server.answer = 0, answer
+    server.name = "%s://localhost:%d" % ("https" if certificate else "http", server.server_address[1])
+    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+    return server
+
+
+def rounds(requests, delay):
+    """How many requests of a server with a delay were one after the other: a request that began after another was answered."""
+    count, end = 0, -1.0
+    for began in sorted(r[3] for r in requests):
+        if began >= end:
+            count, end = count + 1, began + delay
+    return count

@@ -1,0 +1,236 @@
+#!/usr/bin/env python3
+"""Checkpoints on servers: what is read over https equals the files; a server that fails or lies is one line and leaves no target."""
+
+import hashlib
+import json
+import os
+import random
+import shutil
+import struct
+import subprocess
+import tempfile
+import unittest
+
+import net_server
+from harness import BINARY, HANG, Case
+
+if subprocess.run(["openssl", "version"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False).returncode != 0:
+    raise SystemExit(77)
+if not os.path.exists(os.path.join(os.path.dirname(BINARY), "libfsdpckpt-net.so")):
+    raise SystemExit(77)
+
+SHARDS, TENSORS = 8, 1000
+made = random.Random(7)
+
+
+def safetensors(tensors):
+    """The bytes of a file, as the format is specified: {name: (dtype, shape, bytes)}."""
+    header, at = {}, 0
+    for name, (dtype, shape, data) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + len(data)]}
+        at += len(data)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text + b"".join(data for _, _, data in tensors.values())
+
+
+def file_of(size):
+    return safetensors({"model.a": ("F32", [size, 256], made.randbytes(size * 1024)), "model.b": ("BF16", [3], made.randbytes(6))})
+
+
+def folder_of(shards, tensors):
+    """Files and the index of a model, {name: bytes}."""
+    files, weight_map, total = {}, {}, 0
+    for s in range(shards):
+        name = "model-%05d-of-%05d.safetensors" % (s + 1, shards)
+        own = {"layers.%d.%d.weight" % (s, i): ("F32", [4, 4], made.randbytes(64)) for i in range(tensors)}
+        total += 64 * tensors
+        weight_map.update(dict.fromkeys(own, name))
+        files[name] = safetensors(own)
+    files["model.safetensors.index.json"] = json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}).encode()
+    files["config.json"] = b'{"model_type": "llama"}'
+    return files
+
+
+class Net(Case):
+    """A server for each test."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = tempfile.mkdtemp(prefix="fsdpckpt-net-")
+        cls.certificate = net_server.make_certificate(cls.folder)
+
+    @classmethod
+    def tearDownClass(cls):
+        shutil.rmtree(cls.folder)
+
+    def serve(self, files, https=True, answer=None):
+        server = net_server.start({"/m/" + name: data for name, data in files.items()}, self.certificate if https else None, answer)
+        self.addCleanup(server.server_close)
+        self.addCleanup(server.shutdown)
+        return server
+
+    def command(self, *arguments, status=0, **more):
+        """Runs the command. @return stdout; for a failure, the one line of stderr"""
+        environment = dict(os.environ, SSL_CERT_FILE=self.certificate[0], FSDPCKPT_NET_PACE="1", **more)
+        got = subprocess.run([BINARY, *arguments], env=environment, cwd=self.dir, capture_output=True, text=True, timeout=HANG, check=False)
+        self.assertEqual(got.returncode, status, got.stdout + got.stderr)
+        if status in (0, 1):
+            return got.stdout
+        self.assertEqual(got.stderr.count("\n"), 1, got.stderr)
+        return got.stderr
+
+    def local(self, files):
+        os.mkdir(os.path.join(self.dir, "local"))
+        for name, data in files.items():
+            with open(os.path.join(self.dir, "local", name), "wb") as f:
+                f.write(data)
+
+    def digest(self, path):
+        """Of a file or of the files of a folder, by name."""
+        whole = os.path.join(self.dir, path)
+        names = sorted(os.listdir(whole)) if os.path.isdir(whole) else [""]
+        return [(name, hashlib.sha256(self.bytes_of(os.path.join(path, name) if name else path)).hexdigest()) for name in names]
+
+    def bytes_of(self, path):
+        with open(os.path.join(self.dir, path), "rb") as f:
+            return f.read()
+
+
+class Same(Net):
+    """Every command says of a name on a server what it says of the file."""
+
+    def compare(self, remote, local):
+        for arguments in (["inspect", "--json"], ["check", "--json"], ["schema"], ["verify", "--json"], ["inspect", "--tree"]):
+            there = self.command(arguments[0], remote, *arguments[1:]).replace(remote, local)
+            self.assertEqual(there, self.command(arguments[0], local, *arguments[1:]), arguments)
+        self.assertIn("equal", self.command("diff", remote, local))
+        for options in (["consolidate"], ["consolidate", "--dtype", "bf16"], ["reshard", "--dp", "3"]):
+            for source, target in ((remote, "there"), (local, "here")):
+                self.command(options[0], source, "-o", target + "/" if options[0] == "reshard" else target + ".safetensors", "--to",
+                             "safetensors", "--force", *options[1:])
+            suffix = "" if options[0] == "reshard" else ".safetensors"
+            self.assertEqual(self.digest("there" + suffix), self.digest("here" + suffix))
+
+    def test_file(self):
+        files = {"model.safetensors": file_of(5000)}
+        server = self.serve(files)
+        self.local(files)
+        self.compare(server.name + "/m/model.safetensors", "local/model.safetensors")
+        for source in (server.name + "/m/model.safetensors", "local/model.safetensors"):
+            self.command("extract", source, "model.a", "-o", "a.npy", "--force")
+            self.assertEqual(self.bytes_of("a.npy")[128:], files["model.safetensors"][-6 - 5000 * 1024:-6])
+        sent = [r for r in server.requests if r[0] == "/m/model.safetensors"]
+        self.assertTrue(all(r[1] for r in sent), "every request is for a part")
+        self.assertTrue(all(r[2].get("If-Match") for r in sent if not r[1].startswith("bytes=0-")), "every part is of one version")
+
+    def test_folder(self):
+        files = folder_of(4, 50)
+        server = self.serve(files)
+        self.local(files)
+        self.compare(server.name + "/m", "local")
+
+    def test_plain_http_on_this_machine(self):
+        server = self.serve({"model.safetensors": file_of(3)}, https=False)
+        self.command("inspect", server.name + "/m/model.safetensors")
+        self.assertIn("http:// is only for servers on this machine", self.command("inspect", "http://example.com/a.safetensors", status=2))
+
+    def test_one_file_in_a_folder_with_others(self):
+        files = {"model.safetensors": file_of(3), "other.safetensors": file_of(4)}
+        server = self.serve(files)
+        for name in ("/m/", "/m/model.safetensors"):
+            self.assertIn("model.a", self.command("diff", server.name + name, server.name + "/m/other.safetensors", status=1))
+
+    def test_what_is_missing(self):
+        server = self.serve({"notes.html": b"<html>"})
+        for name in ("/m/model.safetensors", "/m/", "/nothing"):
+            self.assertIn("no such file", self.command("inspect", server.name + name, status=3))
+
+
+class Requests(Net):
+    """How few requests are made, and how many at once."""
+
+    def test_rounds_of_a_large_folder(self):
+        server = self.serve(folder_of(SHARDS, TENSORS))
+        server.delay = 0.02
+        self.command("inspect", server.name + "/m")
+        self.assertLessEqual(net_server.rounds(server.requests, server.delay), 12)
+        names = [r[0] for r in server.requests]
+        self.assertEqual(len(names), len(set(names)), "each head is read once")
+
+    def test_bytes(self):
+        """A copy reads each byte about once."""
+        data = file_of(8000)
+        server = self.serve({"model.safetensors": data})
+        self.command("consolidate", server.name + "/m/model.safetensors", "-o", "x.safetensors")
+        total = sum(int(last) - int(first) + 1 for first, last in (r[1][6:].split("-") for r in server.requests if r[0].endswith("model.safetensors")))
+        self.assertLess(total, len(data) + (2 << 20))
+
+
+class Faults(Net):
+    """A server that fails for a moment makes no difference; one that lies is an error with one line, and there is no target."""
+
+    def setUp(self):
+        super().setUp()
+        self.data = file_of(6000)
+        self.path = "/m/model.safetensors"
+
+    def consolidate(self, faults, status=0, files=None, **more):
+        server = self.serve(files or {"model.safetensors": self.data}, **more)
+        server.faults[self.path] = list(faults)
+        for name in os.listdir(self.dir):
+            os.unlink(os.path.join(self.dir, name))
+        line = self.command("consolidate", server.name + self.path, "-o", "x.safetensors", status=status)
+        if status == 0:
+            self.assertTrue(self.bytes_of("x.safetensors").endswith(self.data[-6000 * 1024 - 6:]))
+        self.assertEqual(os.listdir(self.dir), ["x.safetensors"] if status == 0 else [])
+        return line
+
+    def test_passing(self):
+        for fault in ("reset", "503", "429", "500", "truncated"):
+            with self.subTest(fault):
+                self.consolidate([fault, "", fault, fault, ""])
+
+    def test_slow(self):
+        self.consolidate(["", "slow"])
+
+    def test_lies(self):
+        for fault, status, text in (("whole", 3, "support ranges"), ("other-range", 3, "another part"), ("gzip", 3, "compressed"),
+                                    ("shorter", 3, "fewer bytes"), ("endless", 3, "64 KiB of headers"),
+                                    ("to:http://localhost:1/x", 2, "another scheme than https"), ("to:ftp://localhost/x", 2, "another scheme"),
+                                    ("to:" + self.path, 3, "redirects more than 5 times"), ("503", 4, "gave up after 6 attempts"),
+                                    ("reset", 4, "gave up after 6 attempts"), ("403", 4, "refuses access")):
+            for before in ([], [""]):  # the first request, or one of the data
+                with self.subTest(fault=fault, before=before):
+                    line = self.consolidate([*before, "always-" + fault], status=status)
+                    self.assertIn(text, line)
+                    self.assertIn(self.path, line)
+
+    def test_changed(self):
+        """Another version than the one whose header was read: by its ETag, and by the answer 412."""
+        self.assertIn("was changed while it was read", self.consolidate(["", "always-other-etag"], status=3))
+        changed = self.data[:-1] + bytes([self.data[-1] ^ 1])
+
+        def change(handler):
+            if not handler.headers.get("Range", "").startswith("bytes=0-"):
+                handler.server.files[self.path] = changed
+
+        self.assertIn("was changed while it was read", self.consolidate([], status=3, answer=change))
+
+    def test_certificate_of_another(self):
+        server = self.serve({"model.safetensors": self.data})
+        folder = os.path.join(self.dir, "other")
+        os.mkdir(folder)
+        other = net_server.make_certificate(folder)
+        got = subprocess.run([BINARY, "inspect", server.name + self.path], env=dict(os.environ, SSL_CERT_FILE=other[0]), capture_output=True,
+                             text=True, check=False)
+        self.assertEqual(got.returncode, 4)
+        self.assertIn("certificate is not trusted", got.stderr)
+
+    def test_secrets_are_not_shown(self):
+        for name in ("https://me:secret@localhost/m.safetensors", "https://localhost/m.safetensors?X-Amz-Signature=secret"):
+            self.assertNotIn("secret", self.command("inspect", name, status=2))
+
+
+if __name__ == "__main__":
+    unittest.main()
