@@ -10,6 +10,7 @@
 #include "progress_view.h"
 #include "ranks.h"
 #include "recipe.h"
+#include "resume.h"
 #include "signals.h"
 #include "source.h"
 #include "target.h"
@@ -104,6 +105,7 @@ static fc_code prepare_job(job *j, const fc_layout_spec *spec, fc_error *err) {
     j->how.work.memory = o->memory;
     j->how.work.progress = j->call->progress;
     FC_TRY(job_choose_dtypes(j->call, &j->how.selection, err));
+    FC_TRY(resume_prepare(j->call, &j->how, err));
     FC_TRY(target_format(o, spec != NULL, &j->how.format, err));
     if (j->how.format->target.adapt && option_given(o, OPT_POLICY)) {
         return fc_fail(err, FC_EUSAGE, "--policy: the format '%s' has no flat parameters", j->how.format->name);

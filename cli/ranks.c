@@ -48,8 +48,9 @@ static fc_code join_ranks(ranks *r, long launched, fc_error *err) {
 fc_code ranks_begin(ranks *r, const options *o, const fc_progress *progress, fc_code mine, fc_error *err) {
     long launched = launched_ranks();
     if (o->comm == COMM_NONE || (o->comm == COMM_AUTO && launched <= 1)) {
-        return o->local ? fc_fail(err, FC_EUSAGE, "--local needs mpirun, with one rank on every machine that has files")
-                        : mine;
+        return o->local && mine == FC_OK
+                   ? fc_fail(err, FC_EUSAGE, "--local needs mpirun, with one rank on every machine that has files")
+                   : mine;
     }
     FC_TRY(join_ranks(r, launched, err)); /* replaces earlier errors: without MPI the ranks cannot agree on one */
     r->comm->cancel = &progress->cancel;

@@ -174,6 +174,13 @@ const option_row option_table[OPT_COUNT] = {
                    .kind = KIND_FLAG,
                    .offset = FIELD(force),
                    .help = "replace the target if it exists; the old one stays until the new one is complete"},
+    [OPT_RESUME] = {.name = "resume",
+                    .kind = KIND_FLAG,
+                    .offset = FIELD(resume),
+                    .help =
+                        "keep what is written if the command fails or is killed, and go on with what an earlier run "
+                        "with --resume and the same source and options has kept. Not with --compress, nor with "
+                        "several processes"},
     [OPT_TRUST_OBJECTS] = {.name = "trust-objects",
                            .kind = KIND_FLAG,
                            .offset = FIELD(trust_objects),
@@ -435,9 +442,9 @@ const option_row option_table[OPT_COUNT] = {
 
 const option_group option_groups[OPTION_GROUPS] = {
     {"Target", TAKES(OPT_OUTPUT) | TAKES(OPT_TO) | TAKES(OPT_DTYPE) | TAKES(OPT_DTYPE_FOR) | TAKES(OPT_COMPRESS) |
-                   TAKES(OPT_MAX_SHARD_SIZE) | TAKES(OPT_FORCE) | TAKES(OPT_DRY_RUN) | TAKES(OPT_RANK) |
-                   TAKES(OPT_SEAL) | TAKES(OPT_ENCODING) | TAKES(OPT_CHECKSUM) | TAKES(OPT_LEVEL) | TAKES(OPT_NUMBER) |
-                   TAKES(OPT_BASE)},
+                   TAKES(OPT_MAX_SHARD_SIZE) | TAKES(OPT_FORCE) | TAKES(OPT_RESUME) | TAKES(OPT_DRY_RUN) |
+                   TAKES(OPT_RANK) | TAKES(OPT_SEAL) | TAKES(OPT_ENCODING) | TAKES(OPT_CHECKSUM) | TAKES(OPT_LEVEL) |
+                   TAKES(OPT_NUMBER) | TAKES(OPT_BASE)},
     {"Layout", TAKES(OPT_DP) | TAKES(OPT_TP) | TAKES(OPT_REPLICAS) | TAKES(OPT_TP_PLAN) | TAKES(OPT_POLICY) |
                    TAKES(OPT_CLASSES) | TAKES(OPT_IGNORE)},
     {"Tensors and names", TAKES(OPT_MODEL_ONLY) | TAKES(OPT_INCLUDE) | TAKES(OPT_EXCLUDE) | TAKES(OPT_STRIP_PREFIX) |

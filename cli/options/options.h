@@ -39,6 +39,7 @@ typedef enum option_id {
     OPT_COMPRESS,
     OPT_MAX_SHARD_SIZE,
     OPT_FORCE,
+    OPT_RESUME,
     OPT_TRUST_OBJECTS,
     OPT_DRY_RUN,
     OPT_RANK,
@@ -105,9 +106,9 @@ __extension__ typedef unsigned __int128 option_set;
 /** The options of every command that writes a checkpoint. */
 #define TAKES_CONVERSION                                                                                               \
     (TAKES_COMMON | TAKES(OPT_OUTPUT) | TAKES(OPT_TO) | TAKES_NAMES | TAKES(OPT_DTYPE) | TAKES(OPT_DTYPE_FOR) |        \
-     TAKES(OPT_COMPRESS) | TAKES(OPT_FORCE) | TAKES(OPT_DRY_RUN) | TAKES(OPT_JOBS) | TAKES(OPT_MEMORY) |               \
-     TAKES(OPT_COMM) | TAKES(OPT_LOCAL) | TAKES(OPT_FOLLOW_EXTERNAL) | TAKES(OPT_SCHEMA) | TAKES(OPT_JSON) |           \
-     TAKES(OPT_TRUST_OBJECTS))
+     TAKES(OPT_COMPRESS) | TAKES(OPT_FORCE) | TAKES(OPT_RESUME) | TAKES(OPT_DRY_RUN) | TAKES(OPT_JOBS) |               \
+     TAKES(OPT_MEMORY) | TAKES(OPT_COMM) | TAKES(OPT_LOCAL) | TAKES(OPT_FOLLOW_EXTERNAL) | TAKES(OPT_SCHEMA) |         \
+     TAKES(OPT_JSON) | TAKES(OPT_TRUST_OBJECTS))
 
 /** The options of commands that apply a recipe to SRC. */
 #define TAKES_RECIPE (TAKES(OPT_RECIPE) | TAKES(OPT_REVERSE) | TAKES(OPT_CONFIG))
@@ -185,7 +186,7 @@ typedef struct options {
     const char *weights;
     bool local, take_first;
     bool trust_objects, reverse, infer, model_only;
-    bool force, dry_run, tree, all, stats, headers_only, follow_external;
+    bool force, resume, dry_run, tree, all, stats, headers_only, follow_external;
     int sort;      /**< inspect_sort */
     int64_t depth; /**< 0: not given */
     /* check and diff */

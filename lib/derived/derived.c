@@ -142,6 +142,18 @@ static fc_code derived_check_inputs(const fc_checkpoint *checkpoint, fc_comm *co
     return FC_OK;
 }
 
+static fc_code derived_visit_sums(const fc_checkpoint *checkpoint,
+                                  fc_code (*visit)(void *context, fc_source_crc *sums, fc_error *err), void *context,
+                                  fc_error *err) {
+    const fc_derived *d = checkpoint->state;
+    for (size_t i = 0; i < d->count; i++) {
+        const fc_format_reader *reader = &d->sources[i]->format->reader;
+        FC_TRY(d->crcs[i] ? visit(context, d->crcs[i], err) : FC_OK);
+        FC_TRY(reader->visit_sums ? reader->visit_sums(d->sources[i], visit, context, err) : FC_OK);
+    }
+    return FC_OK;
+}
+
 static void derived_rest(const fc_checkpoint *checkpoint) {
     const fc_derived *d = checkpoint->state;
     for (size_t i = 0; i < d->count; i++) {
@@ -177,6 +189,7 @@ static fc_format make_format(const fc_derived_kind *kind, const fc_format *of) {
         .digest = derived_digest,
         .check_object = of->reader.check_object ? derived_check_object : NULL,
         .check_inputs = derived_check_inputs,
+        .visit_sums = derived_visit_sums,
         .check_file = derived_check_file,
     };
     format.verifier.verify = NULL; /* it can only check the source */

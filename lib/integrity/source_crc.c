@@ -182,6 +182,42 @@ void fc_crc_walk_end(const fc_crc_walk *walk, fc_source_crc *crc, const fc_tenso
     atomic_store_explicit(&crc->any, true, memory_order_relaxed);
 }
 
+/* ---- saving ---- */
+
+size_t fc_source_crc_count(const fc_source_crc *crc) {
+    return crc->first[crc->count] + crc->count;
+}
+
+fc_saved_sum fc_source_crc_save(const fc_source_crc *crc, size_t index) {
+    const size_t chunks = crc->first[crc->count];
+    if (index >= chunks) {
+        tensor_sum *whole = &crc->whole[index - chunks];
+        return (fc_saved_sum){.bytes = atomic_load(&whole->bytes), .sum = atomic_load(&whole->sum)};
+    }
+    chunk_sum *sum = &crc->sums[index];
+    return (fc_saved_sum){atomic_load(&sum->bytes), atomic_load(&sum->sum), atomic_load(&sum->recorded),
+                          atomic_load(&sum->layout)};
+}
+
+bool fc_source_crc_load(fc_source_crc *crc, size_t index, const fc_saved_sum *saved) {
+    const size_t chunks = crc->first[crc->count];
+    if (index >= chunks + crc->count || saved->layout > FC_CRC_WIDE) {
+        return false;
+    }
+    if (index >= chunks) {
+        atomic_fetch_add(&crc->whole[index - chunks].bytes, saved->bytes);
+        atomic_fetch_xor(&crc->whole[index - chunks].sum, saved->sum);
+    } else {
+        chunk_sum *sum = &crc->sums[index];
+        atomic_fetch_add(&sum->bytes, saved->bytes);
+        atomic_fetch_xor(&sum->sum, saved->sum);
+        atomic_store(&sum->recorded, saved->recorded);
+        atomic_store(&sum->layout, (uint32_t)saved->layout);
+    }
+    atomic_store(&crc->any, true);
+    return true;
+}
+
 /* ---- tensors as a whole ---- */
 
 fc_code fc_source_crc_wants(fc_source_crc *crc, const fc_tensor *tensor, bool *wants, fc_error *err) {

@@ -36,6 +36,20 @@ typedef fc_code fc_read_again(const fc_checkpoint *checkpoint, const fc_tensor *
  */
 fc_code fc_source_crc_check(const fc_source_crc *crc, const fc_comm *comm, fc_read_again *again, fc_error *err);
 
+/** The sum of one chunk or tensor, as numbers that another process can add its own to. */
+typedef struct fc_saved_sum {
+    uint64_t bytes, sum, recorded, layout; /**< bytes 0: nothing was read */
+} fc_saved_sum;
+
+/** Returns how many sums there are: one per chunk, then one per tensor. */
+size_t fc_source_crc_count(const fc_source_crc *crc);
+
+/** Returns sum number `index`. No worker may be reading. */
+fc_saved_sum fc_source_crc_save(const fc_source_crc *crc, size_t index);
+
+/** Adds a saved sum to sum number `index`. @return false if it cannot be one of this source. */
+bool fc_source_crc_load(fc_source_crc *crc, size_t index, const fc_saved_sum *saved);
+
 /** @param found the CRC-64 of all elements of `tensor`. @return FC_ECORRUPT when the source records another one. */
 fc_code fc_source_check_digest(const fc_checkpoint *checkpoint, const fc_tensor *tensor, uint64_t found, fc_error *err);
 

@@ -29,6 +29,7 @@ struct fc_commit {
     char *target; /* resolved: no trailing slash, no symbolic link */
     char *parent; /* directory of the target */
     fc_staging staging;
+    bool keeps;            /* an abort keeps the staging directory */
     fc_progress *progress; /* may be NULL */
 };
 
@@ -36,7 +37,11 @@ static void commit_free(fc_commit *commit) {
     if (commit) {
         free(commit->target);
         free(commit->parent);
-        fc_staging_remove(&commit->staging);
+        if (commit->keeps) {
+            fc_staging_leave(&commit->staging);
+        } else {
+            fc_staging_remove(&commit->staging);
+        }
         free(commit);
     }
 }
@@ -72,8 +77,16 @@ static fc_code resolve(fc_commit *commit, fc_error *err) {
     return commit->parent ? FC_OK : fc_no_memory(err, NULL);
 }
 
+/* @return the name of the target in its directory. */
+static const char *name_of(const fc_commit *commit) {
+    const char *slash = strrchr(commit->target, '/');
+    return slash ? slash + 1 : commit->target;
+}
+
 static fc_code check_space(const fc_commit *commit, uint64_t bytes, fc_error *err) {
     struct statvfs fs;
+    const uint64_t stored = commit->how.resumable ? fc_staging_stored(commit->parent, name_of(commit)) : 0;
+    bytes = bytes > stored ? bytes - stored : bytes > 0;
     if (statvfs(commit->parent, &fs) != 0) {
         return errno == ENOENT || errno == ENOTDIR
                    ? fc_fail(err, FC_EUSAGE, "%s: the directory of the target does not exist: create it first",
@@ -93,12 +106,6 @@ static fc_code check_space(const fc_commit *commit, uint64_t bytes, fc_error *er
     return FC_OK;
 }
 
-/* @return the name of the target in its directory. */
-static const char *name_of(const fc_commit *commit) {
-    const char *slash = strrchr(commit->target, '/');
-    return slash ? slash + 1 : commit->target;
-}
-
 static fc_code new_commit(const fc_commit_options *how, fc_commit **out, fc_error *err) {
     fc_commit *commit = calloc(1, sizeof *commit);
     *out = commit;
@@ -114,7 +121,8 @@ static fc_code prepare(const fc_commit_options *how, bool clear, fc_commit **out
     fc_code rc;
     FC_TRY_GOTO(new_commit(how, &commit, err), rc, out);
     if (clear && access(commit->parent, W_OK | X_OK) == 0) {
-        FC_TRY_GOTO(fc_staging_clear(commit->parent, name_of(commit), &commit->how.reporter, NULL, err), rc, out);
+        FC_TRY_GOTO(fc_staging_clear(commit->parent, name_of(commit), &commit->how.reporter, how->resumable, NULL, err),
+                    rc, out);
     }
     FC_TRY_GOTO(fc_check_replaced(&commit->how, commit->target, err), rc, out);
     rc = check_space(commit, how->bytes, err);
@@ -135,12 +143,30 @@ fc_code fc_commit_check(const fc_commit_options *how, fc_error *err) {
 }
 
 void fc_commit_abort(fc_commit *commit) {
+    if (commit && commit->keeps && commit->how.reporter.report) {
+        fc_error line; /* makes the line printable */
+        fc_fail(&line, FC_OK, "%s: what is written of it is kept in %s: the same command goes on from there",
+                commit->target, commit->staging.path);
+        commit->how.reporter.report(commit->how.reporter.context, line.message);
+    }
     commit_free(commit);
+}
+
+void fc_commit_keep(fc_commit *commit, bool keeps) {
+    commit->keeps = keeps;
+}
+
+const char *fc_commit_folder(const fc_commit *commit) {
+    return commit->staging.path;
 }
 
 /* Makes the staging directory and, for a target directory or scratch, the directory in it to write to. */
 static fc_code stage(fc_commit *commit, bool is_directory, fc_error *err) {
-    FC_TRY(fc_staging_make(commit->parent, name_of(commit), &commit->staging, err));
+    if (commit->how.resumable) {
+        FC_TRY(fc_staging_resume(commit->parent, name_of(commit), &commit->staging, &commit->keeps, err));
+    } else {
+        FC_TRY(fc_staging_make(commit->parent, name_of(commit), &commit->staging, err));
+    }
     /* The staging directory is private. The target itself gets its mode from the umask. */
     if (is_directory && mkdir(commit->staging.new_path, 0777) != 0) {
         return fc_fail_errno(err, errno, "%s: cannot be created", commit->staging.new_path);
@@ -291,7 +317,9 @@ fc_code fc_commit_finish(fc_commit *commit, fc_error *err) {
         FC_TRY_GOTO(fc_sync_path(AT_FDCWD, made, made, err), rc, out);
         FC_TRY_GOTO(fc_progress_count(commit->progress, 1, err), rc, out);
     }
+    FC_TRY_GOTO(commit->how.resumable ? fc_staging_complete(&commit->staging, err) : FC_OK, rc, out);
     FC_TRY_GOTO(publish(commit, err), rc, out);
+    commit->keeps = false;
     FC_TRY_GOTO(sync_parent(commit, err), rc, out);
 out:
     commit_free(commit);
@@ -317,7 +345,7 @@ fc_code fc_commit_recover(const char *path, const fc_reporter *reporter, fc_erro
             nanosleep(&moment, NULL);
         }
         *slash = '\0'; /* realpath returns an absolute path */
-        FC_TRY(fc_staging_clear(*missing ? missing : "/", slash + 1, reporter, &busy, err));
+        FC_TRY(fc_staging_clear(*missing ? missing : "/", slash + 1, reporter, false, &busy, err));
     }
     return FC_OK;
 }

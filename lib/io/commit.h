@@ -8,6 +8,13 @@
 /** Makes fc_commit_finish count the files that it syncs, as FC_PHASE_SYNCING, and stop if `progress` is cancelled. */
 void fc_commit_count(fc_commit *commit, struct fc_progress *progress);
 
+/** With fc_commit_options.resumable: whether the staging directory stays if the commit is aborted or fails. At first,
+ * it stays if it was there before. */
+void fc_commit_keep(fc_commit *commit, bool keeps);
+
+/** Returns the path of the staging directory. */
+const char *fc_commit_folder(const fc_commit *commit);
+
 /**
  * Where the file system cannot exchange two names, a run that dies between its two renames leaves no target. If `path`
  * is missing for that reason, this puts the new target in place. It waits for a live run between its two renames.

@@ -21,6 +21,7 @@
 enum { MOST_NAME = 200, RANDOM = 6, TRIES = 16 };
 
 static const char suffix[] = ".fsdpckpt-";
+static const char resumed[] = "resume"; /* in place of the random letters */
 
 /* ---- making one ---- */
 
@@ -129,6 +130,112 @@ out:
     return rc;
 }
 
+/* ---- one that can be resumed ---- */
+
+/* Opens the directory, which must belong to this user, and makes it first if it is missing. */
+static fc_code open_resumed(const char *parent, const char *name, fc_staging *s, fc_error *err) {
+    struct stat st;
+    s->path = NULL;
+    FC_NEED(asprintf(&s->path, "%s/.%.*s%s%s", parent, MOST_NAME, name, suffix, resumed) >= 0, err, NULL);
+    if (mkdir(s->path, 0700) != 0 && errno != EEXIST) {
+        return fc_fail_errno(err, errno, "%s: cannot be created", s->path);
+    }
+    s->fd = open(s->path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (s->fd < 0) {
+        return errno == ENOENT ? FC_OK : fc_fail_errno(err, errno, "%s: cannot be opened", s->path);
+    }
+    return fstat(s->fd, &st) == 0 && st.st_uid == geteuid()
+               ? FC_OK
+               : fc_fail(err, FC_EUSAGE, "%s: belongs to another user: choose another target", s->path);
+}
+
+static fc_code fail_locked(const fc_staging *s, lock_state state, fc_error *err) {
+    if (state == LOCK_BUSY) {
+        return fc_fail(err, FC_EUSAGE, "%s: another run is writing this target: wait until it ends", s->path);
+    }
+    if (state == LOCK_UNKNOWN) {
+        (void)unlinkat(s->fd, "lock", 0);
+        (void)rmdir(s->path);
+        return fc_fail(err, FC_EUNSUPPORTED,
+                       "%s: the file system has no locks, so a conversion there cannot be resumed", s->path);
+    }
+    return fc_fail_errno(err, errno, "%s: cannot be locked", s->path);
+}
+
+/* If another run removes the directory before it is locked, makes the next one. */
+static fc_code lock_resumed(const char *parent, const char *name, fc_staging *s, fc_error *err) {
+    for (int i = 0; i < TRIES; i++) {
+        FC_TRY(open_resumed(parent, name, s, err));
+        lock_state state = s->fd < 0 ? LOCK_GONE : take_lock(s->fd, O_CREAT, &s->lock);
+        if (state == LOCK_HELD) {
+            return fsync(s->fd) == 0 ? fc_sync_path(AT_FDCWD, parent, parent, err) : fail_locked(s, LOCK_FAILED, err);
+        }
+        if (state != LOCK_GONE) {
+            return fail_locked(s, state, err);
+        }
+        fc_staging_leave(s);
+    }
+    return fc_fail(err, FC_EIO, "%s: other runs keep removing the directories that this run creates", parent);
+}
+
+fc_code fc_staging_resume(const char *parent, const char *name, fc_staging *out, bool *found, fc_error *err) {
+    struct stat st;
+    *out = FC_NO_STAGING;
+    *found = true; /* what is there stays after a failure */
+    fc_code rc;
+    FC_TRY_GOTO(lock_resumed(parent, name, out, err), rc, out);
+    *found = fstatat(out->fd, FC_STAGED_JOURNAL, &st, AT_SYMLINK_NOFOLLOW) == 0;
+    if (fstatat(out->fd, "old", &st, AT_SYMLINK_NOFOLLOW) == 0) {
+        *found = true;
+        rc = fc_fail(err, FC_EUSAGE, "%s/old: what an earlier run replaced is still there: move it away or remove it",
+                     out->path);
+        goto out;
+    }
+    (void)unlinkat(out->fd, "complete", AT_REMOVEDIR);
+    fc_remove_tree(out->fd, "new");
+    if (mkdirat(out->fd, FC_STAGED_TILES, 0700) != 0 && errno != EEXIST) {
+        rc = fc_fail_errno(err, errno, "%s: cannot be prepared", out->path);
+        goto out;
+    }
+    rc = make_new(name, out, err);
+out:
+    if (rc != FC_OK && *found) {
+        fc_staging_leave(out);
+    } else if (rc != FC_OK) {
+        fc_staging_remove(out);
+    }
+    return rc;
+}
+
+uint64_t fc_staging_stored(const char *parent, const char *name) {
+    char *path = NULL;
+    uint64_t bytes = 0;
+    fc_dir dir;
+    if (asprintf(&path, "%s/.%.*s%s%s/" FC_STAGED_TILES, parent, MOST_NAME, name, suffix, resumed) < 0) {
+        return 0;
+    }
+    fc_code rc = fc_dir_open(&dir, path, NULL);
+    for (const char *entry; rc == FC_OK && (entry = fc_dir_next(&dir)) != NULL;) {
+        struct stat st;
+        if (fstatat(dirfd(dir.dir), entry, &st, AT_SYMLINK_NOFOLLOW) == 0) {
+            bytes += (uint64_t)st.st_blocks * 512;
+        }
+    }
+    (void)fc_dir_close(&dir, rc, NULL);
+    free(path);
+    return bytes;
+}
+
+fc_code fc_staging_complete(const fc_staging *s, fc_error *err) {
+    FC_TRY(fc_sync_path(s->fd, "new", s->path, err));
+    if (mkdirat(s->fd, "complete", 0700) != 0 && errno != EEXIST) {
+        return fc_fail_errno(err, errno, "%s: cannot be completed", s->path);
+    }
+    return fc_sync_path(s->fd, ".", s->path, err);
+}
+
+/* ---- finishing and removing one ---- */
+
 /* After a power failure, the directory must still lead to the new target before the old one is moved into it. */
 fc_code fc_staging_promise(const fc_staging *s, fc_error *err) {
     FC_TRY(fc_sync_path(s->fd, "new", s->path, err));
@@ -152,8 +259,12 @@ void fc_staging_leave(fc_staging *s) {
     *s = FC_NO_STAGING;
 }
 
-/* Removes the lock last, so that a directory without one is empty, also after a power failure. */
+/* Removes the lock last, so that a directory without one is empty, also after a power failure. Without the journal, the
+   next run can remove the rest. */
 static void remove_content(int directory) {
+    (void)unlinkat(directory, FC_STAGED_JOURNAL, 0);
+    fc_remove_tree(directory, FC_STAGED_TILES);
+    fc_remove_tree(directory, "complete");
     fc_remove_tree(directory, "new");
     fc_remove_tree(directory, "old");
     (void)fsync(directory);
@@ -178,7 +289,8 @@ typedef struct leftover {
     const char *entry; /* name of the staging directory */
     int fd;
     const fc_reporter *reporter;
-    bool *busy; /* set to true if a live run is between its two renames */
+    bool resumes; /* the caller goes on with a conversion that can be resumed */
+    bool *busy;   /* set to true if a live run is between its two renames */
 } leftover;
 
 static void report(const leftover *l, const char *format, ...) __attribute__((format(printf, 2, 3)));
@@ -197,7 +309,9 @@ static void report(const leftover *l, const char *format, ...) {
     }
 }
 
-/* Whether `entry` is a name that mkdtemp can make for a staging directory of `name`. */
+/* Whether `entry` is a name that mkdtemp can make for a staging directory of `name`, or that of one that can be
+ * resumed.
+ */
 static bool is_staging_name(const char *entry, const char *name) {
     char expected[MOST_NAME + sizeof suffix + 2];
     int length = snprintf(expected, sizeof expected, ".%.*s%s", MOST_NAME, name, suffix);
@@ -226,7 +340,7 @@ out:
 
 /* Checks that it is a staging directory of this target and not of one with a longer name. */
 static fc_code is_ours(const leftover *l, bool *ours, fc_error *err) {
-    static const char *const top[] = {"lock", "new", "old", NULL};
+    static const char *const top[] = {"lock", "new", "old", FC_STAGED_JOURNAL, FC_STAGED_TILES, "complete", NULL};
     const char *const below[] = {l->name, NULL};
     *ours = true;
     FC_TRY(holds_only(l->fd, ".", top, ours, err));
@@ -297,6 +411,16 @@ static fc_code settle_and_remove(const leftover *l, fc_error *err) {
     return FC_OK;
 }
 
+/* Whether a dead run left a conversion that can be resumed: a journal, and a target that is not in place yet. */
+static bool can_be_resumed(const leftover *l) {
+    struct stat st;
+    if (fstatat(l->fd, FC_STAGED_JOURNAL, &st, AT_SYMLINK_NOFOLLOW) != 0) {
+        return false;
+    }
+    return !exists_in(l->fd, "complete", ".") ||
+           (exists_in(l->fd, "new", l->name) && !exists_in(l->fd, "old", l->name));
+}
+
 /* A directory without a lock is removed if it is empty. If it is not, its owner has just taken the lock, or the file
    system has no locks. */
 static lock_state lock_leftover(const leftover *l, int *lock) {
@@ -324,7 +448,13 @@ static fc_code clear_one(const leftover *l, fc_error *err) {
         *l->busy |= state == LOCK_BUSY && exists_in(l->fd, "old", ".");
         return FC_OK;
     }
-    fc_code rc = settle_and_remove(l, err);
+    fc_code rc = FC_OK;
+    if (!can_be_resumed(l)) {
+        rc = settle_and_remove(l, err);
+    } else if (!l->resumes) {
+        report(l, "an unfinished conversion to this is kept in %s, until it is resumed: remove it if it will not be",
+               l->entry);
+    }
     close(lock);
     return rc;
 }
@@ -341,7 +471,8 @@ static fc_code clear_own(leftover *l, fc_error *err) {
     return rc;
 }
 
-fc_code fc_staging_clear(const char *parent, const char *name, const fc_reporter *reporter, bool *busy, fc_error *err) {
+fc_code fc_staging_clear(const char *parent, const char *name, const fc_reporter *reporter, bool resumes, bool *busy,
+                         fc_error *err) {
     fc_dir dir;
     bool ignored;
     fc_code rc;
@@ -350,7 +481,7 @@ fc_code fc_staging_clear(const char *parent, const char *name, const fc_reporter
     FC_TRY_GOTO(fc_dir_open(&dir, parent, err), rc, out);
     for (const char *entry; (entry = fc_dir_next(&dir)) != NULL;) {
         if (is_staging_name(entry, name)) {
-            leftover l = {dirfd(dir.dir), name, parent, entry, -1, reporter, busy};
+            leftover l = {dirfd(dir.dir), name, parent, entry, -1, reporter, resumes, busy};
             FC_TRY_GOTO(clear_own(&l, err), rc, out);
         }
     }

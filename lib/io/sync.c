@@ -4,9 +4,11 @@
  *   1. staging.c, lock_new: the name of the lock in the staging directory, before anything is made next to it;
  *   2. the new target: one file, or with fc_sync_tree the files of a directory and then the directory, folders first;
  *   3. keep.c: the folders into which files of others were linked, only with fc_commit_options.keep_others;
- *   4. fc_staging_promise: the staging directory, only where the names of two directories cannot be exchanged;
- *   5. commit.c, sync_parent: after the rename, the directory of the target;
- *   6. staging.c, remove_content: the removal of all else in the staging directory, before that of the lock. A failure
+ *   4. staging.c, fc_staging_complete: only with fc_commit_options.resumable. Before that, lib/move/tile_journal.c
+ * syncs the files of finished tiles, and then the records of these;
+ *   5. fc_staging_promise: the staging directory, only where the names of two directories cannot be exchanged;
+ *   6. commit.c, sync_parent: after the rename, the directory of the target;
+ *   7. staging.c, remove_content: the removal of all else in the staging directory, before that of the lock. A failure
  *      of this one is not reported: the next run clears what is left.
  */
 #include "io/sync.h"

@@ -13,6 +13,7 @@
 #include "move/check_readable.h"
 #include "move/check_target.h"
 #include "move/held.h"
+#include "move/resume.h"
 #include "move/write_files.h"
 #include "ranks/exchange.h"
 #include "read/box.h"
@@ -164,8 +165,37 @@ static fc_code check_written(const fc_conversion *m, const char *staging, const 
     return fc_check_target(&written, err);
 }
 
-static fc_code write_all(const fc_target *target, const char *staging, const fc_convert_options *options,
-                         fc_convert_report *report, fc_error *err) {
+/* Goes on with what an earlier run has written. */
+static fc_code open_resume(fc_conversion *m, const fc_convert_options *options, const fc_commit *commit,
+                           const char *path, fc_error *err) {
+    const fc_resume_options how = {.path = path,
+                                   .folder = fc_commit_folder(commit),
+                                   .convert = options,
+                                   .bytes = m->report->data_bytes,
+                                   .recorded = m->move.recorded};
+    return fc_resume_open(m->target, &how, &m->move.resume, err);
+}
+
+/* Ends it. What is written stays for the next run, unless it was found to be wrong. */
+static void close_resume(const fc_conversion *m, fc_commit *commit, bool failed, bool wrong) {
+    if (m->move.resume) {
+        if (failed) {
+            fc_resume_flush(m->move.resume);
+        }
+        fc_commit_keep(commit, fc_resume_has_tiles(m->move.resume) && !wrong);
+        fc_resume_free(m->move.resume);
+    }
+}
+
+/* Compares what was read and written with what is recorded. */
+static fc_code check_moved(const fc_conversion *m, fc_error *err) {
+    FC_TRY(check_source(m, err));
+    return fc_finish_digests(m, err);
+}
+
+/* @param path of the target. @param staging where it is written. @param commit NULL on ranks that do not lead. */
+static fc_code write_all(const fc_target *target, const char *path, const char *staging, fc_commit *commit,
+                         const fc_convert_options *options, fc_convert_report *report, fc_error *err) {
     fc_conversion m = {.target = target,
                        .comm = options->comm,
                        .leads = fc_ranks_leads(options->comm),
@@ -177,19 +207,24 @@ static fc_code write_all(const fc_target *target, const char *staging, const fc_
     m.move.share = m.comm ? (uint32_t)m.comm->rank : 0;
     m.move.shares = m.comm ? (uint32_t)m.comm->size : 0;
     m.move.crc32 = options->format->target.wants_crc32;
+    bool wrong = false;
     fc_code rc;
     FC_TRY_GOTO(fc_ranks_agree(m.comm, prepare_conversion(&m, staging, err), err), rc, out);
+    FC_TRY_GOTO(options->resumable ? open_resume(&m, options, commit, path, err) : FC_OK, rc, out);
     FC_TRY_GOTO(m.move_file ? fc_held_choose(&m, err) : FC_OK, rc, out);
     FC_TRY_GOTO(fc_write_files(&m, err), rc, out);
     fc_progress_begin(m.move.work.progress, FC_PHASE_CHECKING, FC_COUNTED_BYTES, 0);
     FC_TRY_GOTO(fc_ranks_join_sums(m.comm, FC_OK, m.move.digests, target->ntensors, err), rc, out);
-    FC_TRY_GOTO(check_source(&m, err), rc, out);
-    FC_TRY_GOTO(fc_finish_digests(&m, err), rc, out);
+    rc = check_moved(&m, err);
+    wrong = rc == FC_ECORRUPT;
+    FC_TRY_GOTO(rc, rc, out);
     if (m.leads) {
         FC_TRY_GOTO(options->format->writer.finish(&m.writer, m.move.digests, err), rc, out);
         rc = check_written(&m, staging, options, err);
+        wrong = rc != FC_OK && rc != FC_EINTERRUPTED && rc != FC_ENOMEM;
     }
 out:
+    close_resume(&m, commit, rc != FC_OK, wrong);
     if (fc_has_writer(&m)) {
         options->format->writer.destroy(&m.writer);
     }
@@ -202,13 +237,15 @@ out:
 }
 
 /* Writes into the staging path that rank 0 has created. `begun`: how that went. */
-static fc_code fill_staging(const fc_target *target, const char *staging, const fc_convert_options *options,
-                            fc_convert_report *report, fc_code begun, fc_error *err) {
+static fc_code fill_staging(const fc_target *target, const char *path, fc_commit *commit,
+                            const fc_convert_options *options, fc_convert_report *report, fc_code begun,
+                            fc_error *err) {
+    const char *staging = commit ? fc_commit_path(commit) : NULL;
     fc_arena *arena = fc_arena_new();
     fc_code mine = begun == FC_OK && !arena ? fc_no_memory(err, NULL) : begun;
     fc_code rc;
     FC_TRY_GOTO(fc_ranks_share_path(options->comm, mine, &staging, arena, err), rc, out);
-    FC_TRY_GOTO(write_all(target, staging, options, report, err), rc, out);
+    FC_TRY_GOTO(write_all(target, path, staging, commit, options, report, err), rc, out);
     FC_TRY_GOTO(fc_progress_count(options->work.progress, 0, err), rc, out);
     rc = fc_checkpoint_unchanged(target->source, err);
 out:
@@ -217,9 +254,10 @@ out:
 }
 
 /* Writes to a staging path. If all ranks succeed, rank 0, which has the commit, moves it to the target path. */
-static fc_code write_staged(const fc_target *target, fc_commit *commit, const fc_convert_options *options,
-                            fc_convert_report *report, fc_code begun, fc_error *err) {
-    fc_code mine = fill_staging(target, commit ? fc_commit_path(commit) : NULL, options, report, begun, err);
+static fc_code write_staged(const fc_target *target, const char *path, fc_commit *commit,
+                            const fc_convert_options *options, fc_convert_report *report, fc_code begun,
+                            fc_error *err) {
+    fc_code mine = fill_staging(target, path, commit, options, report, begun, err);
     fc_code rc;
     FC_TRY_GOTO(fc_ranks_agree(options->comm, mine, err), rc, failed);
     if (!commit) {
@@ -265,6 +303,7 @@ static fc_code write_target(const fc_target *target, const char *path, const fc_
                                    .is_directory = is_directory(target, format),
                                    .force = options->force,
                                    .bytes = bytes,
+                                   .resumable = options->resumable,
                                    .is_own_file = fc_is_own_file,
                                    .forbidden = fc_checkpoint_forbidden(target->source),
                                    .also = options->added,
@@ -277,7 +316,7 @@ static fc_code write_target(const fc_target *target, const char *path, const fc_
     if (options->dry_run) {
         return fc_ranks_agree(options->comm, begun, err);
     }
-    fc_code written = write_staged(target, commit, options, report, begun, err);
+    fc_code written = write_staged(target, path, commit, options, report, begun, err);
     FC_TRY(fc_ranks_agree(options->comm, written, err));
     if (commit) {
         fc_seal_forget(path);
@@ -299,6 +338,16 @@ static fc_code check_request(const fc_checkpoint *source, const char *path, cons
     FC_TRY(fc_memory_check(options->work.memory, err));
     if (!path && !options->dry_run) {
         return fc_fail(err, FC_EUSAGE, "%s: no target path given", source->path);
+    }
+    if (options->resumable && (options->comm || options->own_shards)) {
+        return fc_fail(err, FC_EUNSUPPORTED, "%s: a conversion by several processes cannot be resumed",
+                       path ? path : source->path);
+    }
+    if (options->resumable && options->selection.compress) {
+        return fc_fail(err, FC_EUNSUPPORTED,
+                       "%s: a conversion that compresses cannot be resumed: where its chunks are depends on all before "
+                       "them; convert without compression, and compress that",
+                       path ? path : source->path);
     }
     if (options->own_shards && options->format->target.adapt) {
         return fc_fail(err, FC_EUNSUPPORTED, "%s: cannot be written as %s directly: save it as dcp, and convert that",

@@ -10,6 +10,7 @@
 #include "io/output.h"
 #include "move/file.h"
 #include "move/queue.h"
+#include "move/resume.h"
 #include "plan/tiles.h"
 #include "read/budget.h"
 #include "read/source.h"
@@ -138,16 +139,25 @@ static fc_code move_batch(worker *w, fc_batch *batch, fc_error *err) {
     return FC_OK;
 }
 
+/* Moves one batch, if there is one. */
+static fc_code take_and_move(worker *w, fc_batch *batch, fc_error *err) {
+    FC_TRY(fc_queue_take(&w->engine->queue, batch, err));
+    return batch->count > 0 ? move_batch(w, batch, err) : FC_OK;
+}
+
 /* Moves one batch. `*done`: there was none. */
 static fc_code move_next(worker *w, fc_batch *batch, bool *done, fc_error *err) {
     engine *e = w->engine;
     FC_TRY(fc_progress_count(e->progress, 0, err));
-    FC_TRY(fc_queue_take(&e->queue, batch, err));
-    *done = batch->count == 0;
-    if (*done) {
-        return FC_OK;
+    if (e->queue.resume) {
+        fc_resume_enter(e->queue.resume);
     }
-    fc_code rc = move_batch(w, batch, err);
+    fc_code rc = take_and_move(w, batch, err);
+    *done = batch->count == 0;
+    if (e->queue.resume) {
+        const fc_code left = fc_resume_leave(e->queue.resume, batch, rc == FC_OK, rc == FC_OK ? err : NULL);
+        rc = rc == FC_OK ? left : rc;
+    }
     fc_queue_give_back(&e->queue, batch);
     return rc;
 }
@@ -220,6 +230,7 @@ static fc_code run_workers(engine *e, const fc_move_options *options, fc_error *
     fc_queue_init(&e->queue, e->target, e->file, e->budget.tile, e->budget.large_tile);
     e->queue.crc32 = options && options->crc32;
     e->queue.digests = options ? options->digests : NULL;
+    e->queue.resume = options ? options->resume : NULL;
     if (options && options->shares > 1) {
         fc_queue_share(&e->queue, options->share, options->shares);
     }

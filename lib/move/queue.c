@@ -3,6 +3,8 @@
  */
 #include "move/queue.h"
 
+#include "move/resume.h"
+
 #include "base/checked.h"
 #include "fsdpckpt/try.h"
 #include "io/output.h"
@@ -171,17 +173,67 @@ static int64_t end_of_run(const fc_queue *queue) {
     return queue->item_end - end < block ? queue->item_end : end;
 }
 
+/* Finds the first elements from `from` on that are not finished, and divides them into tiles. @return false if there
+ * are none. */
+static bool divide_gap(fc_queue *queue, int64_t from) {
+    const fc_target_item *item = queue->current->item;
+    const uint32_t size = fc_dtype_size(queue->current->dtype);
+    const fc_box box = item_box(item, queue->current->tensor);
+    int64_t end = fc_box_volume(&box);
+    for (size_t i = 0; i < queue->ndone && from >= 0; i++) {
+        const fc_done_tiles *t = &queue->done[i];
+        if (t->start > from) {
+            end = t->start;
+            break;
+        }
+        from = t->start + t->count > from ? t->start + t->count : from;
+    }
+    if (from >= end) {
+        return false;
+    }
+    divide_item(queue, &box, (uint64_t)from * size, (uint64_t)end * size);
+    return true;
+}
+
+/* Finds the finished tiles of an item, and adds their digests. @return whether no other is left. */
+static bool take_done(fc_queue *queue, fc_target_item *item, const fc_box *box) {
+    fc_item_digest digest;
+    int64_t elements = 0;
+    queue->ndone = 0;
+    if (!queue->resume) {
+        return false;
+    }
+    queue->done = fc_resume_done(queue->resume, (size_t)(item - queue->file->items), &queue->ndone);
+    for (size_t i = 0; i < queue->ndone; i++) {
+        elements += queue->done[i].count; /* these were checked */
+    }
+    if (elements < fc_box_volume(box)) {
+        return false;
+    }
+    fc_item_digest_begin(&digest, item, queue->file, queue->digests);
+    for (size_t i = 0; i < queue->ndone; i++) {
+        fc_item_digest_add(&digest, &queue->done[i].digest);
+    }
+    fc_item_digest_end(&digest, queue->target, queue->crc32);
+    return true;
+}
+
 /* Makes the next item with bytes the current one. queue->current stays NULL at the end. */
 static fc_code open_next(fc_queue *queue, fc_error *err) {
     const fc_target_file *file = queue->file;
+    const fc_target_tensor *target;
+    fc_target_item *item;
     uint64_t first, end;
-    if (!find_next(queue, &first, &end)) {
-        return FC_OK;
-    }
-    fc_target_item *item = &file->items[queue->next++];
-    const fc_target_tensor *target = &queue->target->tensors[item->tensor];
-    fc_box box = item_box(item, target->source);
-    FC_TRY(check_item(target, &box, item->offset, err));
+    fc_box box;
+    do {
+        if (!find_next(queue, &first, &end)) {
+            return FC_OK;
+        }
+        item = &file->items[queue->next++];
+        target = &queue->target->tensors[item->tensor];
+        box = item_box(item, target->source);
+        FC_TRY(check_item(target, &box, item->offset, err));
+    } while (take_done(queue, item, &box));
     fc_coverage *coverage;
     FC_TRY(fc_coverage_within(queue->target->source, target->source, &box, &coverage, err));
     fc_active_item *active = malloc(sizeof *active);
@@ -193,7 +245,14 @@ static fc_code open_next(fc_queue *queue, fc_error *err) {
         .tensor = target->source, .item = item, .dtype = target->dtype, .coverage = coverage, .users = 1};
     fc_item_digest_begin(&active->digest, item, file, queue->digests);
     queue->current = active;
-    divide_item(queue, &box, first, end);
+    for (size_t i = 0; i < queue->ndone; i++) {
+        fc_item_digest_add(&active->digest, &queue->done[i].digest);
+    }
+    if (queue->ndone > 0) {
+        (void)divide_gap(queue, 0);
+    } else {
+        divide_item(queue, &box, first, end);
+    }
     return FC_OK;
 }
 
@@ -212,7 +271,7 @@ static void add_tile(fc_queue *queue, fc_batch *batch) {
     batch->tiles[batch->count].digest = (fc_tile_digest){0, 0, 0};
     batch->count++;
     active->users++;
-    if (queue->tiles.next >= queue->item_end) {
+    if (queue->tiles.next >= queue->item_end && !(queue->ndone > 0 && divide_gap(queue, queue->item_end))) {
         drop_active_item(queue, active);
         queue->current = NULL;
     }
@@ -224,8 +283,10 @@ static void add_run(fc_queue *queue, fc_batch *batch) {
         add_tile(queue, batch);
         return;
     }
+    const int64_t item_end = queue->item_end;
     queue->tiles.total = end_of_run(queue);
-    while (queue->current && queue->tiles.next < queue->tiles.total && batch->count < FC_BATCH_TILES) {
+    while (queue->current && queue->item_end == item_end && queue->tiles.next < queue->tiles.total &&
+           batch->count < FC_BATCH_TILES) {
         add_tile(queue, batch);
     }
 }

@@ -36,21 +36,27 @@ typedef struct fc_batch {
     int count;
 } fc_batch;
 
+struct fc_done_tiles; /* tile_journal.h */
+struct fc_resume;     /* resume.h */
+
 typedef struct fc_queue {
     pthread_mutex_t lock;
     const fc_target *target;
     const fc_target_file *file;
-    size_t tile_bytes;       /**< bytes per tile, in the wider of the source's and target's dtypes */
-    size_t large_tile_bytes; /**< the same, for tensors that gain from large tiles */
-    bool crc32;              /**< see fc_move_options */
-    uint64_t *digests;       /**< see fc_move_options; may be NULL */
-    uint64_t first, end;     /**< bytes of the contiguous items, without gaps, that this process moves */
-    uint64_t position;       /**< of item `next`, counted the same way */
-    size_t next;             /**< index of the next item */
-    fc_active_item *current; /**< the item that still has tiles to hand out; NULL between items */
-    fc_tiles tiles;          /**< of current */
-    int64_t item_end;        /**< where this process stops within current, in elements */
-    int64_t run;             /**< elements per batch of current that ends at a block boundary; 0: one tile per batch */
+    size_t tile_bytes;                /**< bytes per tile, in the wider of the source's and target's dtypes */
+    size_t large_tile_bytes;          /**< the same, for tensors that gain from large tiles */
+    bool crc32;                       /**< see fc_move_options */
+    uint64_t *digests;                /**< see fc_move_options; may be NULL */
+    uint64_t first, end;              /**< bytes of the contiguous items, without gaps, that this process moves */
+    uint64_t position;                /**< of item `next`, counted the same way */
+    size_t next;                      /**< index of the next item */
+    fc_active_item *current;          /**< the item that still has tiles to hand out; NULL between items */
+    fc_tiles tiles;                   /**< of current */
+    int64_t item_end;                 /**< where this process stops within current, in elements */
+    struct fc_resume *resume;         /**< knows tiles that are finished; may be NULL */
+    const struct fc_done_tiles *done; /**< those of current, in order */
+    size_t ndone;
+    int64_t run; /**< elements per batch of current that ends at a block boundary; 0: one tile per batch */
 } fc_queue;
 
 void fc_queue_init(fc_queue *queue, const fc_target *target, const fc_target_file *file, size_t tile_bytes,

@@ -10,6 +10,7 @@
 #include "integrity/source_crc.h"
 #include "io/sync.h"
 #include "move/file.h"
+#include "move/resume.h"
 #include "plan/target_file.h"
 #include "ranks/exchange.h"
 
@@ -45,6 +46,7 @@ static fc_code write_file(fc_conversion *m, fc_target_file *file, fc_arena *aren
     const fc_format_writer *writer = &m->writer.format->writer;
     fc_code reserved = m->leads ? writer->reserve(&m->writer, file, err) : FC_OK;
     FC_TRY(fc_ranks_share_file(m->comm, reserved, file, arena, err));
+    FC_TRY(m->move.resume ? fc_resume_file(m->move.resume, file, err) : FC_OK);
     for (size_t i = 0; i < file->nitems; i++) {
         const fc_target_item *item = &file->items[i];
         m->unmoved[item->tensor] |= item->owner == file->rank && !item->owned; /* the writer has cleared it */

@@ -132,6 +132,8 @@ class Replay:
                 self.change(("size", inode, 0))
         elif name == "unlink":
             self.names((*at[0][:2], None))
+        elif name == "link":
+            self.names((*at[1][:2], at[0][2]))
         elif name == "rename":
             self.names((*at[0][:2], None), (*at[1][:2], at[0][2]))
         else:
@@ -140,12 +142,15 @@ class Replay:
 
     def disks(self, chance):
         """What may be on the disk after a power failure."""
+        return (disk.listing() for disk in self.states(chance))
+
+    def states(self, chance):
         def part(keep):
             disk = copy.deepcopy(self.synced)
             for change, _ in self.pending:
                 if keep(change):
                     disk.apply(change)
-            return disk.listing()
+            return disk
         yield part(lambda c: False)
         yield part(lambda c: True)
         yield part(lambda c: c[0] == "names")

@@ -316,6 +316,9 @@ FAULTY(ssize_t, read, (int fd, void *buf, size_t n), (fd, buf, n))
 FAULTY(ssize_t, pwrite, (int fd, const void *buf, size_t n, off_t at), (fd, buf, n, at))
 FAULTY(ssize_t, pwrite64, (int fd, const void *buf, size_t n, off64_t at), (fd, buf, n, at))
 FAULTY(int, fsync, (int fd), (fd))
+FAULTY(int, fdatasync, (int fd), (fd))
+FAULTY(int, linkat, (int fromdir, const char *from, int todir, const char *to, int flags),
+       (fromdir, from, todir, to, flags))
 FAULTY(int, ftruncate64, (int fd, off64_t size), (fd, size))
 FAULTY(int, fallocate, (int fd, int mode, off_t at, off_t size), (fd, mode, at, size))
 FAULTY(int, fallocate64, (int fd, int mode, off64_t at, off64_t size), (fd, mode, at, size))
@@ -348,6 +351,7 @@ FAULTY(int, fchmod, (int fd, mode_t mode), (fd, mode))
     }
 
 ONLY_KILLED(int, unlinkat, (int dir, const char *path, int flags), (dir, path, flags))
+ONLY_KILLED(int, unlink, (const char *path), (path))
 ONLY_KILLED(int, rmdir, (const char *path), (path))
 
 /* Calls that list a directory. */

@@ -126,6 +126,10 @@ LOGGED(ssize_t, pwrite64, (int fd, const void *buf, size_t n, off64_t at), (fd, 
 LOGGED(int, ftruncate64, (int fd, off64_t size), (fd, size),
        record("", 0, "truncate %lu %lld\n", inode(fd), (long long)size))
 LOGGED(int, fsync, (int fd), (fd), record("", 0, "fsync %lu\n", inode(fd)))
+LOGGED(int, fdatasync, (int fd), (fd), record("", 0, "fsync %lu\n", inode(fd)))
+LOGGED(int, linkat, (int fromdir, const char *from, int todir, const char *to, int flags),
+       (fromdir, from, todir, to, flags),
+       record("", 0, "link 0 %s %s\n", absolute(fromdir, from, a), absolute(todir, to, b)))
 LOGGED(int, mkdir, (const char *path, mode_t mode), (path, mode), record_made("mkdir", AT_FDCWD, path))
 LOGGED(int, mkdirat, (int dir, const char *path, mode_t mode), (dir, path, mode), record_made("mkdir", dir, path))
 LOGGED(int, rename, (const char *from, const char *to), (from, to),

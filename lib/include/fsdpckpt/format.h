@@ -12,9 +12,10 @@
 
 FC_BEGIN_DECLS
 
-struct fc_comm;      /* comm.h */
-struct fc_findings;  /* verify.h */
-struct fc_selection; /* select.h */
+struct fc_comm;       /* comm.h */
+struct fc_source_crc; /* lib/integrity/source_crc.h */
+struct fc_findings;   /* verify.h */
+struct fc_selection;  /* select.h */
 struct fc_verify_report;
 
 /** The file that a probe examines. It opens and changes nothing else. */
@@ -104,6 +105,11 @@ typedef struct fc_format_reader {
      * digests and CRCs. Collective over `comm`, which may be NULL. NULL: the checkpoint is not derived.
      */
     fc_code (*check_inputs)(const fc_checkpoint *checkpoint, struct fc_comm *comm, fc_error *err);
+    /** For derived checkpoints: calls `visit` with the sums of what was read of each input, always in the same order.
+     *  NULL: there are none. */
+    fc_code (*visit_sums)(const fc_checkpoint *checkpoint,
+                          fc_code (*visit)(void *context, struct fc_source_crc *sums, fc_error *err), void *context,
+                          fc_error *err);
     /** Checks the first bytes of data file `index`, which exists and is long enough for its chunks. Called before a
      *  conversion, and for checkpoints opened with headers_only. NULL: there is nothing to check. */
     fc_code (*check_file)(const fc_checkpoint *checkpoint, size_t index, fc_error *err);

@@ -68,6 +68,8 @@ typedef struct fc_commit_options {
     const fc_own_file *names;
     bool any_content; /**< for a single file: `force` replaces it whatever it contains */
     uint64_t bytes;   /**< bytes that will be written; 0: unknown */
+    bool resumable; /**< the staging directory has a name of its own, by which the next run finds what a dead or failed
+                       run has written. What is in it, is up to the caller (lib/move/resume.h) */
     /** Stores whether `force` may replace the regular file `path`. `name`: its name relative to a target that is a
      *  directory; NULL: the target is this file. NULL: no file may be replaced. */
     fc_code (*is_own_file)(const char *path, const char *name, bool *own, fc_error *err);

@@ -12,6 +12,7 @@
 FC_BEGIN_DECLS
 
 struct fc_source_crc; /* lib/integrity/source_crc.h */
+struct fc_resume;     /* lib/move/resume.h */
 
 typedef struct fc_move_options {
     fc_work_options work;
@@ -21,6 +22,7 @@ typedef struct fc_move_options {
                           several ranks are combined by XOR */
     struct fc_source_crc
         *recorded; /**< set by fc_convert to compare what is read with the CRC-32s of the source; NULL: no comparison */
+    struct fc_resume *resume; /**< set by fc_convert: notes what is finished; NULL: the file is moved as a whole */
     uint32_t share, shares; /**< if several processes write one file, this one writes share number `share` of `shares`,
                                divided by bytes. 0 and 0: everything; share = shares > 1: nothing */
 } fc_move_options;
@@ -41,8 +43,12 @@ typedef struct fc_convert_options {
     const char *const *added; /**< their names, relative to the target and ended by NULL; `force` may replace them */
     fc_reporter reporter;     /**< receives a line for each killed run that was cleaned up */
     fc_work_options work;
-    fc_comm *comm; /**< the ranks that share the work. All call fc_convert with the same source and target, on a shared
-                      file system. Its device uses host memory. NULL: this process alone */
+    fc_comm *comm;  /**< the ranks that share the work. All call fc_convert with the same source and target, on a shared
+                       file system. Its device uses host memory. NULL: this process alone */
+    bool resumable; /**< if the conversion fails, or this process dies, what is written stays next to the target, and
+                       the next call with the same source and options goes on with it. One process, no compression */
+    const char *const *texts; /**< with `resumable`: the options that decide on the values and that nothing else here
+                                 shows, as texts in the order of the caller, ended by NULL. NULL: none */
     bool own_shards; /**< the source is in memory (memory.h), and each rank has the data of some of its chunks: it
                         writes those, in whichever file they belong. The target may have any layout, but no compression
                       */

@@ -1,0 +1,431 @@
+/*
+ * Notes which tiles are finished: see resume.h. A worker that has finished its batch adds its tiles to the pending
+ * ones. From time to time it then keeps the others from taking another batch until all have finished theirs. At that
+ * moment the sums of the sources are those of the pending tiles. It takes a copy of both, lets the others go on, syncs
+ * the files, and appends the record.
+ */
+#include "move/resume.h"
+
+#include "base/grow.h"
+#include "fsdpckpt/order.h"
+#include "fsdpckpt/try.h"
+#include "io/staging.h"
+#include "io/sync.h"
+#include "move/queue.h"
+#include "move/resume_file.h"
+#include "move/resume_identity.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+enum {
+    RECORDS = 32, /* at least so many per conversion, so that a dead run loses 3 % at most */
+    SECONDS = 2,  /* between two records */
+    NEAR = 16     /* pending tiles that a new one is joined with, if it follows one of them */
+};
+static const uint64_t least_record = 64 << 10, most_record = 1 << 30; /* bytes between two records */
+
+/* What the journal has of the sums of one source. */
+typedef struct source_sums {
+    fc_source_crc *now;
+    struct {
+        uint64_t bytes, sum;
+    } * saved; /* fc_source_crc_count of them */
+} source_sums;
+
+/* Finished tiles that no record has yet. */
+typedef struct pending {
+    fc_done_tiles *tiles;
+    size_t count, capacity;
+    fc_done_sum *sums;
+    size_t nsums, most_sums;
+} pending;
+
+struct fc_resume {
+    const fc_target *target;
+    fc_tile_journal journal;
+    char *folder;
+    int tiles; /* descriptor of the directory of the staged files */
+    source_sums *sources;
+    size_t nsources, most_sources;
+    uint64_t record_bytes;
+    fc_progress *progress;
+    const fc_target_file *file;   /* the one that is being moved, */
+    uint64_t number, next_number; /* its number, and that of the next one */
+    const fc_done_tiles *done;    /* its finished tiles, in order */
+    size_t ndone;
+    pthread_mutex_t lock; /* guards what follows */
+    pthread_cond_t changed;
+    unsigned active;         /* workers that have a batch */
+    bool paused, recording;  /* no worker takes a batch; one writes a record */
+    bool failed, named, any; /* a batch failed; files have new names; there are tile records */
+    pending pending;
+    uint64_t pending_bytes;
+    time_t recorded_at;
+};
+
+static time_t clock_now(void) {
+    struct timespec now = {0, 0};
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec;
+}
+
+/* ---- what was read of the sources ---- */
+
+static fc_code add_source(void *context, fc_source_crc *sums, fc_error *err) {
+    fc_resume *r = context;
+    FC_NEED(fc_grow(&r->sources, &r->most_sources, r->nsources + 1, sizeof *r->sources), err, r->folder);
+    source_sums *s = &r->sources[r->nsources];
+    *s = (source_sums){.now = sums, .saved = calloc(fc_source_crc_count(sums) + 1, sizeof *s->saved)};
+    FC_NEED(s->saved, err, r->folder);
+    r->nsources++;
+    return FC_OK;
+}
+
+static fc_code find_sources(fc_resume *r, fc_source_crc *recorded, fc_error *err) {
+    const fc_checkpoint *source = r->target->source;
+    FC_TRY(add_source(r, recorded, err));
+    return source->format->reader.visit_sums ? source->format->reader.visit_sums(source, add_source, r, err) : FC_OK;
+}
+
+/* Adds what the journal has to the sums. */
+static fc_code load_sums(fc_resume *r, fc_error *err) {
+    for (size_t i = 0; i < r->journal.nsums; i++) {
+        const fc_done_sum *s = &r->journal.sums[i];
+        if (s->source >= r->nsources || !fc_source_crc_load(r->sources[s->source].now, (size_t)s->index, &s->sum)) {
+            return fc_fail(err, FC_ECORRUPT, "%s: damaged: remove %s to begin again", r->journal.path, r->folder);
+        }
+        r->sources[s->source].saved[s->index].bytes += s->sum.bytes;
+        r->sources[s->source].saved[s->index].sum ^= s->sum.sum;
+    }
+    return FC_OK;
+}
+
+/* Adds what was read since the last record to the pending sums. No worker is reading. */
+static fc_code note_sums(fc_resume *r, fc_error *err) {
+    pending *p = &r->pending;
+    for (size_t s = 0; s < r->nsources; s++) {
+        source_sums *of = &r->sources[s];
+        const size_t count = fc_source_crc_count(of->now);
+        for (size_t i = 0; i < count; i++) {
+            fc_saved_sum sum = fc_source_crc_save(of->now, i);
+            sum.bytes -= of->saved[i].bytes;
+            if (sum.bytes == 0) {
+                continue;
+            }
+            FC_NEED(fc_grow(&p->sums, &p->most_sums, p->nsums + 1, sizeof *p->sums), err, r->folder);
+            of->saved[i].bytes += sum.bytes;
+            const uint64_t whole = sum.sum;
+            sum.sum ^= of->saved[i].sum;
+            of->saved[i].sum = whole;
+            p->sums[p->nsums++] = (fc_done_sum){s, i, sum};
+        }
+    }
+    return FC_OK;
+}
+
+/* ---- opening ---- */
+
+static int compare_tiles(const void *a, const void *b) {
+    const fc_done_tiles *x = a, *y = b;
+    FC_ORDER_BY(x->file, y->file);
+    FC_ORDER_BY(x->item, y->item);
+    return FC_ORDER(x->start, y->start);
+}
+
+static void report_done(const fc_resume *r, const fc_resume_options *o) {
+    const fc_reporter *reporter = &o->convert->reporter;
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < r->journal.ntiles; i++) {
+        bytes += r->journal.tiles[i].bytes;
+    }
+    if (reporter->report && bytes > 0) {
+        fc_error line; /* makes the line printable */
+        const double part = o->bytes ? (double)bytes / (double)o->bytes : 0;
+        fc_fail(&line, FC_OK, "%s: goes on with a conversion of which %d %% is written", o->path, (int)(100 * part));
+        reporter->report(reporter->context, line.message);
+    }
+}
+
+/* A journal without tiles is worth nothing, so it may be of another conversion. */
+static fc_code open_journal(fc_resume *r, const fc_resume_options *o, fc_error *err) {
+    fc_notes identity = {NULL, 0, 0};
+    char *path = NULL, *tiles = NULL;
+    fc_code rc = FC_OK;
+    if (asprintf(&path, "%s/" FC_STAGED_JOURNAL, r->folder) < 0) {
+        path = NULL;
+    }
+    if (asprintf(&tiles, "%s/" FC_STAGED_TILES, r->folder) < 0) {
+        tiles = NULL;
+    }
+    FC_TRY_GOTO(path && tiles ? FC_OK : fc_no_memory(err, r->folder), rc, out);
+    r->tiles = open(tiles, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
+    FC_TRY_GOTO(r->tiles >= 0 ? FC_OK : fc_fail_errno(err, errno, "%s: cannot be opened", tiles), rc, out);
+    FC_TRY_GOTO(fc_tile_journal_open(path, &r->journal, err), rc, out);
+    FC_TRY_GOTO(fc_resume_identify(r->target, o->path, o->convert, &identity, err), rc, out);
+    fc_tile_journal *j = &r->journal;
+    r->any = j->ntiles > 0;
+    if (r->any) {
+        FC_TRY_GOTO(fc_resume_compare(j->identity, j->identity_size, &identity, r->folder, err), rc, out);
+        FC_TRY_GOTO(load_sums(r, err), rc, out);
+        qsort(j->tiles, j->ntiles, sizeof *j->tiles, compare_tiles);
+        report_done(r, o);
+    } else {
+        FC_TRY_GOTO(fc_tile_journal_begin(j, (const char *)identity.data, identity.size, err), rc, out);
+        rc = fc_sync_path(AT_FDCWD, r->folder, r->folder, err);
+    }
+out:
+    free(identity.data);
+    free(path);
+    free(tiles);
+    return rc;
+}
+
+fc_code fc_resume_open(const fc_target *target, const fc_resume_options *options, fc_resume **out, fc_error *err) {
+    fc_resume *r = calloc(1, sizeof *r);
+    *out = NULL;
+    FC_NEED(r, err, options->path);
+    const uint64_t part = options->bytes / RECORDS;
+    r->target = target;
+    r->tiles = r->journal.fd = -1;
+    r->progress = options->convert->work.progress;
+    r->record_bytes = part < least_record ? least_record : part > most_record ? most_record : part;
+    r->recorded_at = clock_now();
+    pthread_mutex_init(&r->lock, NULL);
+    pthread_cond_init(&r->changed, NULL);
+    r->folder = strdup(options->folder);
+    fc_code rc = r->folder ? find_sources(r, options->recorded, err) : fc_no_memory(err, options->path);
+    rc = rc == FC_OK ? open_journal(r, options, err) : rc;
+    if (rc != FC_OK) {
+        fc_resume_free(r);
+        return rc;
+    }
+    *out = r;
+    return FC_OK;
+}
+
+void fc_resume_free(fc_resume *resume) {
+    if (!resume) {
+        return;
+    }
+    for (size_t i = 0; i < resume->nsources; i++) {
+        free(resume->sources[i].saved);
+    }
+    free(resume->sources);
+    free(resume->pending.tiles);
+    free(resume->pending.sums);
+    fc_tile_journal_free(&resume->journal);
+    if (resume->tiles >= 0) {
+        close(resume->tiles);
+    }
+    free(resume->folder);
+    pthread_cond_destroy(&resume->changed);
+    pthread_mutex_destroy(&resume->lock);
+    free(resume);
+}
+
+bool fc_resume_has_tiles(const fc_resume *resume) {
+    return resume->any;
+}
+
+/* ---- files ---- */
+
+/* Whether the tiles of the file are within its items, in order, without an overlap. */
+static bool are_sound(const fc_resume *r, const fc_target_file *file, const fc_done_tiles *tiles, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        const fc_done_tiles *t = &tiles[i];
+        const fc_target_item *item = t->item < file->nitems ? &file->items[t->item] : NULL;
+        if (!item || !item->owned || item->chunk || t->start < 0 || t->count <= 0) {
+            return false;
+        }
+        const fc_target_tensor *tensor = &r->target->tensors[item->tensor];
+        const uint32_t size = fc_dtype_size(tensor->dtype);
+        const int64_t elements = (int64_t)(fc_target_item_bytes(r->target, item) / size);
+        const bool after =
+            i == 0 || tiles[i - 1].item != t->item || tiles[i - 1].start + tiles[i - 1].count <= t->start;
+        if (!after || t->start > elements || t->count > elements - t->start || t->bytes != (uint64_t)t->count * size) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Finds the tiles of the file, and counts them as done. */
+static void find_tiles(fc_resume *r, const fc_target_file *file) {
+    const fc_tile_journal *j = &r->journal;
+    size_t first = 0, end = 0;
+    FC_BISECT(first, j->ntiles, middle, j->tiles[middle].file < r->number);
+    FC_BISECT(end, j->ntiles, middle, j->tiles[middle].file <= r->number);
+    if (!are_sound(r, file, j->tiles + first, end - first)) {
+        return;
+    }
+    r->done = j->tiles + first;
+    r->ndone = end - first;
+    for (size_t i = 0; i < r->ndone && r->progress; i++) {
+        atomic_fetch_add(&r->progress->done, r->done[i].bytes);
+    }
+}
+
+/* Durable before the old file is gone: its inode could become that of the new one. */
+static fc_code begin_file(fc_resume *r, const fc_target_file *file, const fc_staged_file *made, bool was_known,
+                          fc_error *err) {
+    FC_TRY(fc_tile_journal_file(&r->journal, r->number, made, err));
+    FC_TRY(was_known ? fc_tile_journal_sync(&r->journal, err) : FC_OK);
+    return fc_staged_name(file, r->tiles, r->number, err);
+}
+
+fc_code fc_resume_file(fc_resume *resume, const fc_target_file *file, fc_error *err) {
+    fc_resume *r = resume;
+    fc_staged_file made;
+    bool taken = false;
+    r->file = file;
+    r->number = r->next_number++;
+    r->ndone = 0;
+    const fc_staged_file *then = r->number < r->journal.nfiles ? &r->journal.files[r->number] : NULL;
+    FC_TRY(fc_staged_take(r->target, file, r->tiles, r->number, then, &made, &taken, err));
+    if (taken) {
+        find_tiles(r, file);
+        return FC_OK;
+    }
+    r->named = true;
+    return begin_file(r, file, &made, then && then->known, err);
+}
+
+const fc_done_tiles *fc_resume_done(const fc_resume *resume, size_t item, size_t *count) {
+    size_t first = 0, end = 0;
+    FC_BISECT(first, resume->ndone, middle, resume->done[middle].item < item);
+    FC_BISECT(end, resume->ndone, middle, resume->done[middle].item <= item);
+    *count = end - first;
+    return resume->ndone ? resume->done + first : NULL;
+}
+
+/* ---- records ---- */
+
+static bool joins(fc_done_tiles *a, const fc_done_tiles *b) {
+    if (a->file != b->file || a->item != b->item || a->start + a->count != b->start) {
+        return false;
+    }
+    a->count += b->count;
+    a->bytes += b->bytes;
+    a->digest.item ^= b->digest.item;
+    a->digest.tensor ^= b->digest.tensor;
+    a->digest.item32 ^= b->digest.item32;
+    return true;
+}
+
+static fc_code note_tile(fc_resume *r, const fc_done_tiles *tile, fc_error *err) {
+    pending *p = &r->pending;
+    r->pending_bytes += tile->bytes;
+    for (size_t i = p->count; i > 0 && p->count - i < NEAR; i--) {
+        if (joins(&p->tiles[i - 1], tile)) {
+            return FC_OK;
+        }
+    }
+    FC_NEED(fc_grow(&p->tiles, &p->capacity, p->count + 1, sizeof *p->tiles), err, r->folder);
+    p->tiles[p->count++] = *tile;
+    return FC_OK;
+}
+
+static fc_code note_batch(fc_resume *r, const fc_batch *batch, fc_error *err) {
+    for (int i = 0; i < batch->count; i++) {
+        const fc_target_item *item = batch->tiles[i].active->item;
+        const fc_done_tiles tile = {r->number,
+                                    (uint64_t)(item - r->file->items),
+                                    batch->tiles[i].tile.start,
+                                    batch->tiles[i].tile.count,
+                                    batch->tiles[i].size,
+                                    batch->tiles[i].digest};
+        FC_TRY(note_tile(r, &tile, err));
+    }
+    return FC_OK;
+}
+
+/* Syncs the files of the tiles, then appends and syncs the record. */
+static fc_code write_record(fc_resume *r, const pending *p, bool named, fc_error *err) {
+    uint64_t last = UINT64_MAX;
+    for (size_t i = 0; i < p->count; i++) { /* files come one after the other */
+        if (p->tiles[i].file != last) {
+            char name[FC_STAGED_NAME];
+            last = p->tiles[i].file;
+            fc_staged_name_of(last, name);
+            FC_TRY(fc_sync_path(r->tiles, name, r->folder, err));
+        }
+    }
+    FC_TRY(named ? fc_sync_path(r->tiles, ".", r->folder, err) : FC_OK);
+    FC_TRY(fc_tile_journal_add(&r->journal, p->tiles, p->count, p->sums, p->nsums, err));
+    return fc_tile_journal_sync(&r->journal, err);
+}
+
+static bool is_due(const fc_resume *r) {
+    return !r->recording && !r->failed && r->pending_bytes > 0 &&
+           (r->pending_bytes >= r->record_bytes || clock_now() - r->recorded_at >= SECONDS);
+}
+
+/* Records the pending tiles. Called with the lock, which is free while the disk is written to. */
+static fc_code record(fc_resume *r, fc_error *err) {
+    pending taken;
+    bool named;
+    r->recording = r->paused = true;
+    while (r->active > 0) {
+        pthread_cond_wait(&r->changed, &r->lock);
+    }
+    fc_code rc = r->failed ? FC_OK : note_sums(r, err);
+    const bool writes = rc == FC_OK && !r->failed;
+    r->paused = false;
+    pthread_cond_broadcast(&r->changed);
+    if (writes) {
+        taken = r->pending;
+        named = r->named;
+        r->pending = (pending){0};
+        r->pending_bytes = 0;
+        r->named = false;
+        pthread_mutex_unlock(&r->lock);
+        rc = write_record(r, &taken, named, err);
+        free(taken.tiles);
+        free(taken.sums);
+        pthread_mutex_lock(&r->lock);
+        r->any |= rc == FC_OK;
+    }
+    r->recorded_at = clock_now();
+    r->recording = false;
+    r->failed |= rc != FC_OK;
+    return rc;
+}
+
+void fc_resume_enter(fc_resume *resume) {
+    pthread_mutex_lock(&resume->lock);
+    while (resume->paused) {
+        pthread_cond_wait(&resume->changed, &resume->lock);
+    }
+    resume->active++;
+    pthread_mutex_unlock(&resume->lock);
+}
+
+fc_code fc_resume_leave(fc_resume *resume, const fc_batch *batch, bool moved, fc_error *err) {
+    fc_code rc = FC_OK;
+    pthread_mutex_lock(&resume->lock);
+    rc = moved ? note_batch(resume, batch, err) : FC_OK;
+    resume->failed |= !moved || rc != FC_OK;
+    resume->active--;
+    if (resume->active == 0) {
+        pthread_cond_broadcast(&resume->changed);
+    }
+    rc = rc == FC_OK && is_due(resume) ? record(resume, err) : rc;
+    pthread_mutex_unlock(&resume->lock);
+    return rc;
+}
+
+void fc_resume_flush(fc_resume *resume) {
+    fc_error ignored;
+    pthread_mutex_lock(&resume->lock);
+    if (!resume->failed && resume->pending_bytes > 0) {
+        (void)record(resume, &ignored);
+    }
+    pthread_mutex_unlock(&resume->lock);
+}

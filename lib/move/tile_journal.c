@@ -1,0 +1,273 @@
+/*
+ * Reads and writes the journal of finished tiles: see tile_journal.h. A record is its kind and the length of its
+ * content, the content, and the CRC-64 of both; all numbers are little-endian and have 8 bytes. Bytes after the last
+ * whole record are overwritten by the next one.
+ */
+#include "move/tile_journal.h"
+
+#include "base/checked.h"
+#include "base/crc.h"
+#include "base/grow.h"
+#include "base/little.h"
+#include "fsdpckpt/try.h"
+#include "io/file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum {
+    NUMBER = 8,
+    HEAD = 2 * NUMBER, /* kind and length */
+    FILE_NUMBERS = 4,
+    TILE_NUMBERS = 8,
+    SUM_NUMBERS = 6,
+    MOST_FILES = 1 << 24 /* staged files; a journal that names more is damaged */
+};
+
+typedef enum record_kind { RECORD_IDENTITY = 1, RECORD_FILE, RECORD_TILES } record_kind;
+
+/* The content of a record that is being read. */
+typedef struct content {
+    const unsigned char *at;
+    uint64_t left; /* bytes */
+} content;
+
+static uint64_t take(content *c) {
+    uint64_t value = c->left >= NUMBER ? fc_load_little(c->at, NUMBER) : 0;
+    c->at += c->left >= NUMBER ? NUMBER : 0;
+    c->left -= c->left >= NUMBER ? NUMBER : 0;
+    return value;
+}
+
+static bool put(fc_notes *notes, uint64_t value) {
+    unsigned char bytes[NUMBER];
+    fc_store_little(bytes, value, NUMBER);
+    return fc_notes_add(notes, bytes, sizeof bytes);
+}
+
+/* ---- reading ---- */
+
+static fc_code read_identity(fc_tile_journal *j, const content *c, fc_error *err) {
+    j->identity = malloc((size_t)c->left + 1);
+    FC_NEED(j->identity, err, j->path);
+    memcpy(j->identity, c->at, (size_t)c->left);
+    j->identity[c->left] = '\0';
+    j->identity_size = (size_t)c->left;
+    return FC_OK;
+}
+
+static void forget_tiles(fc_tile_journal *j, uint64_t file) {
+    size_t kept = 0;
+    for (size_t i = 0; i < j->ntiles; i++) {
+        if (j->tiles[i].file != file) {
+            j->tiles[kept++] = j->tiles[i];
+        }
+    }
+    j->ntiles = kept;
+}
+
+/* @return whether the content is good; sets *rc if memory runs out. */
+static bool read_file(fc_tile_journal *j, content *c, fc_code *rc, fc_error *err) {
+    if (c->left != FILE_NUMBERS * NUMBER) {
+        return false;
+    }
+    const uint64_t number = take(c);
+    if (number > MOST_FILES) {
+        return false;
+    }
+    if (!fc_grow(&j->files, &j->most_files, (size_t)number + 1, sizeof *j->files)) {
+        *rc = fc_no_memory(err, j->path);
+        return true;
+    }
+    for (; j->nfiles <= number; j->nfiles++) {
+        j->files[j->nfiles] = (fc_staged_file){.known = false};
+    }
+    if (j->files[number].known) {
+        forget_tiles(j, number);
+    }
+    fc_staged_file *file = &j->files[number];
+    file->inode = take(c);
+    file->size = take(c);
+    file->layout = take(c);
+    file->known = true;
+    return true;
+}
+
+static fc_done_tiles take_tiles(content *c) {
+    fc_done_tiles t;
+    t.file = take(c);
+    t.item = take(c);
+    t.start = (int64_t)take(c);
+    t.count = (int64_t)take(c);
+    t.bytes = take(c);
+    t.digest.item = take(c);
+    t.digest.tensor = take(c);
+    t.digest.item32 = (uint32_t)take(c);
+    return t;
+}
+
+static fc_done_sum take_sum(content *c) {
+    fc_done_sum s;
+    s.source = take(c);
+    s.index = take(c);
+    s.sum.bytes = take(c);
+    s.sum.sum = take(c);
+    s.sum.recorded = take(c);
+    s.sum.layout = take(c);
+    return s;
+}
+
+static bool read_tiles(fc_tile_journal *j, content *c, fc_code *rc, fc_error *err) {
+    const uint64_t ntiles = take(c), nsums = take(c);
+    uint64_t tiles, sums, all;
+    if (!fc_mul_u64(ntiles, TILE_NUMBERS * NUMBER, &tiles) || !fc_mul_u64(nsums, SUM_NUMBERS * NUMBER, &sums) ||
+        !fc_add_u64(tiles, sums, &all) || all != c->left) {
+        return false;
+    }
+    if (!fc_grow(&j->tiles, &j->most_tiles, j->ntiles + (size_t)ntiles, sizeof *j->tiles) ||
+        !fc_grow(&j->sums, &j->most_sums, j->nsums + (size_t)nsums, sizeof *j->sums)) {
+        *rc = fc_no_memory(err, j->path);
+        return true;
+    }
+    for (uint64_t i = 0; i < ntiles; i++) {
+        j->tiles[j->ntiles++] = take_tiles(c);
+    }
+    for (uint64_t i = 0; i < nsums; i++) {
+        j->sums[j->nsums++] = take_sum(c);
+    }
+    return true;
+}
+
+/* @return whether it is a record that can follow those before it. */
+static bool read_content(fc_tile_journal *j, uint64_t kind, content *c, fc_code *rc, fc_error *err) {
+    if (kind == RECORD_IDENTITY && !j->identity) {
+        *rc = read_identity(j, c, err);
+        return true;
+    }
+    return j->identity &&
+           ((kind == RECORD_FILE && read_file(j, c, rc, err)) || (kind == RECORD_TILES && read_tiles(j, c, rc, err)));
+}
+
+/* Reads the record at j->end. @param whole whether there is one. */
+static fc_code read_record(fc_tile_journal *j, uint64_t size, bool *whole, fc_error *err) {
+    unsigned char head[HEAD];
+    *whole = false;
+    if (size - j->end < HEAD + NUMBER) {
+        return FC_OK;
+    }
+    FC_TRY(fc_pread_full(j->fd, head, HEAD, j->end, j->path, err));
+    const uint64_t kind = fc_load_little(head, NUMBER), length = fc_load_little(head + NUMBER, NUMBER);
+    if (length > size - j->end - HEAD - NUMBER) {
+        return FC_OK;
+    }
+    unsigned char *bytes = malloc((size_t)length + NUMBER);
+    FC_NEED(bytes, err, j->path);
+    content c = {bytes, length};
+    fc_code rc;
+    FC_TRY_GOTO(fc_pread_full(j->fd, bytes, (size_t)length + NUMBER, j->end + HEAD, j->path, err), rc, out);
+    if (fc_crc64(fc_crc64(0, head, HEAD), bytes, (size_t)length) == fc_load_little(bytes + length, NUMBER)) {
+        *whole = read_content(j, kind, &c, &rc, err);
+        j->end += *whole ? HEAD + length + NUMBER : 0;
+    }
+out:
+    free(bytes);
+    return rc;
+}
+
+fc_code fc_tile_journal_open(const char *path, fc_tile_journal *journal, fc_error *err) {
+    struct stat st;
+    *journal = (fc_tile_journal){.fd = -1, .path = strdup(path)};
+    FC_NEED(journal->path, err, path);
+    journal->fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600);
+    if (journal->fd < 0 || fstat(journal->fd, &st) != 0 || !S_ISREG(st.st_mode)) {
+        return fc_fail_errno(err, journal->fd < 0 ? errno : EINVAL, "%s: cannot be opened", path);
+    }
+    for (bool whole = true; whole;) {
+        FC_TRY(read_record(journal, (uint64_t)st.st_size, &whole, err));
+    }
+    return FC_OK;
+}
+
+void fc_tile_journal_free(fc_tile_journal *journal) {
+    if (journal->fd >= 0) {
+        close(journal->fd);
+    }
+    free(journal->path);
+    free(journal->identity);
+    free(journal->files);
+    free(journal->tiles);
+    free(journal->sums);
+    *journal = (fc_tile_journal){.fd = -1};
+}
+
+/* ---- writing ---- */
+
+/* Appends a record. `notes` has room for its head, and the content. */
+static fc_code append(fc_tile_journal *j, record_kind kind, fc_notes *notes, fc_error *err) {
+    fc_store_little(notes->data, kind, NUMBER);
+    fc_store_little(notes->data + NUMBER, notes->size - HEAD, NUMBER);
+    FC_NEED(put(notes, fc_crc64(0, notes->data, notes->size)), err, j->path);
+    FC_TRY(fc_pwrite_full(j->fd, notes->data, notes->size, j->end, j->path, err));
+    j->end += notes->size;
+    return FC_OK;
+}
+
+static bool put_head(fc_notes *notes) {
+    return put(notes, 0) && put(notes, 0);
+}
+
+fc_code fc_tile_journal_sync(const fc_tile_journal *journal, fc_error *err) {
+    return fdatasync(journal->fd) == 0 ? FC_OK : fc_fail_errno(err, errno, "%s: fdatasync", journal->path);
+}
+
+fc_code fc_tile_journal_begin(fc_tile_journal *journal, const char *identity, size_t size, fc_error *err) {
+    fc_notes notes = {NULL, 0, 0};
+    if (ftruncate(journal->fd, 0) != 0) {
+        return fc_fail_errno(err, errno, "%s: cannot be emptied", journal->path);
+    }
+    journal->end = 0;
+    journal->nfiles = journal->ntiles = journal->nsums = 0;
+    fc_code rc = put_head(&notes) && fc_notes_add(&notes, identity, size)
+                     ? append(journal, RECORD_IDENTITY, &notes, err)
+                     : fc_no_memory(err, journal->path);
+    free(notes.data);
+    return rc == FC_OK ? fc_tile_journal_sync(journal, err) : rc;
+}
+
+fc_code fc_tile_journal_file(fc_tile_journal *journal, uint64_t number, const fc_staged_file *file, fc_error *err) {
+    fc_notes notes = {NULL, 0, 0};
+    bool good = put_head(&notes) && put(&notes, number) && put(&notes, file->inode) && put(&notes, file->size) &&
+                put(&notes, file->layout);
+    fc_code rc = good ? append(journal, RECORD_FILE, &notes, err) : fc_no_memory(err, journal->path);
+    free(notes.data);
+    return rc;
+}
+
+static bool put_tiles(fc_notes *n, const fc_done_tiles *t) {
+    return put(n, t->file) && put(n, t->item) && put(n, (uint64_t)t->start) && put(n, (uint64_t)t->count) &&
+           put(n, t->bytes) && put(n, t->digest.item) && put(n, t->digest.tensor) && put(n, t->digest.item32);
+}
+
+static bool put_sum(fc_notes *n, const fc_done_sum *s) {
+    return put(n, s->source) && put(n, s->index) && put(n, s->sum.bytes) && put(n, s->sum.sum) &&
+           put(n, s->sum.recorded) && put(n, s->sum.layout);
+}
+
+fc_code fc_tile_journal_add(fc_tile_journal *journal, const fc_done_tiles *tiles, size_t ntiles,
+                            const fc_done_sum *sums, size_t nsums, fc_error *err) {
+    fc_notes notes = {NULL, 0, 0};
+    bool good = put_head(&notes) && put(&notes, ntiles) && put(&notes, nsums);
+    for (size_t i = 0; i < ntiles && good; i++) {
+        good = put_tiles(&notes, &tiles[i]);
+    }
+    for (size_t i = 0; i < nsums && good; i++) {
+        good = put_sum(&notes, &sums[i]);
+    }
+    fc_code rc = good ? append(journal, RECORD_TILES, &notes, err) : fc_no_memory(err, journal->path);
+    free(notes.data);
+    return rc;
+}

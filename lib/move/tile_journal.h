@@ -1,0 +1,65 @@
+/*
+ * The journal of a conversion that can be resumed: what it converts, and which tiles of the staged files are finished.
+ * Records are only appended, each with a CRC-64, and the first one that is torn or damaged ends the journal. A tile
+ * record is written after the data of its tiles is on the disk, so whatever the journal says is true, also after a
+ * power failure.
+ *
+ *     identity  texts that say what is converted, and how (resume_identity.h)
+ *     file      a staged file was made: its inode, its size, and a digest of its layout. Forgets its tiles
+ *     tiles     ranges of elements that are finished, with their digests, and what was read for them of the sources
+ */
+#pragma once
+
+#include "integrity/source_crc.h"
+#include "integrity/tile_digest.h"
+
+/** Consecutive elements of an item that are written. */
+typedef struct fc_done_tiles {
+    uint64_t file, item;  /**< numbers of the staged file, and of the item in it */
+    int64_t start, count; /**< elements, in the row-major order of the item */
+    uint64_t bytes;
+    fc_tile_digest digest;
+} fc_done_tiles;
+
+/** What was added to one sum of a source (fc_source_crc_save). */
+typedef struct fc_done_sum {
+    uint64_t source, index;
+    fc_saved_sum sum;
+} fc_done_sum;
+
+/** A file that is being written. */
+typedef struct fc_staged_file {
+    uint64_t inode, size;
+    uint64_t layout; /**< digest of where its items are */
+    bool known;
+} fc_staged_file;
+
+typedef struct fc_tile_journal {
+    char *path;
+    int fd;
+    uint64_t end;   /**< bytes of whole records */
+    char *identity; /**< NULL: there is none, and nothing else */
+    size_t identity_size;
+    fc_staged_file *files; /**< by number */
+    size_t nfiles, most_files;
+    fc_done_tiles *tiles;
+    size_t ntiles, most_tiles;
+    fc_done_sum *sums;
+    size_t nsums, most_sums;
+} fc_tile_journal;
+
+/** Opens the journal, and reads it if it is there. @param journal free it also after a failure. */
+fc_code fc_tile_journal_open(const char *path, fc_tile_journal *journal, fc_error *err);
+void fc_tile_journal_free(fc_tile_journal *journal);
+
+/** Empties the journal and begins it, durably. */
+fc_code fc_tile_journal_begin(fc_tile_journal *journal, const char *identity, size_t size, fc_error *err);
+
+/** Says that the staged file `number` was made. Durable only after fc_tile_journal_sync. */
+fc_code fc_tile_journal_file(fc_tile_journal *journal, uint64_t number, const fc_staged_file *file, fc_error *err);
+
+/** Adds a tile record. Durable only after fc_tile_journal_sync. */
+fc_code fc_tile_journal_add(fc_tile_journal *journal, const fc_done_tiles *tiles, size_t ntiles,
+                            const fc_done_sum *sums, size_t nsums, fc_error *err);
+
+fc_code fc_tile_journal_sync(const fc_tile_journal *journal, fc_error *err);

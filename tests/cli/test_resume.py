@@ -1,0 +1,192 @@
+"""--resume: a conversion that failed or was killed goes on. tests/fault/resume.py interrupts it at every system call."""
+
+import fcntl
+import os
+import random
+import resource
+import shutil
+import subprocess
+
+import harness
+import safetensors_file
+
+LIMIT = 150_000  # bytes of a file: the third file of the target is larger
+SIZES = {"a.w": 100_000, "b.w": 100_000, "c.w": 200_000, "d.w": 100_000}
+OPTIONS = ("--to", "safetensors", "--max-shard-size", "100kB")
+STAGING = ".out.fsdpckpt-resume"
+
+
+def tree(path):
+    found = {}
+    for name in sorted(os.listdir(path)):
+        with open(os.path.join(path, name), "rb") as f:
+            found[name] = f.read()
+    return found
+
+
+class Resume(harness.Case):
+    def setUp(self):
+        super().setUp()
+        rng = random.Random(1)
+        self.tensors = {name: ("U8", [size], rng.randbytes(size)) for name, size in SIZES.items()}
+        safetensors_file.write(self.path("m.safetensors"), self.tensors)
+        self.ok("consolidate", "m.safetensors", "-o", "m.pt", "-q")
+        self.ok("consolidate", "m.pt", "-o", "whole/", *OPTIONS, "-q")
+        self.whole = tree(self.path("whole"))
+        self.assertEqual(len(self.whole), 5)
+        self.start = self.listing()
+
+    def interrupt(self, *options):
+        """Runs the command, which cannot write the third file."""
+        p = subprocess.run([harness.BINARY, "consolidate", "m.pt", "-o", "out/", *OPTIONS, "-q", "-j1", "--resume", *options],
+                           cwd=self.dir, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (LIMIT, LIMIT)),
+                           capture_output=True, text=True, timeout=harness.HANG)
+        self.assertEqual((p.returncode, p.stdout), (4, ""), p.stderr)
+        return p.stderr
+
+    def resume(self, *options):
+        return self.run_tool("consolidate", "m.pt", "-o", "out/", *OPTIONS, "-q", "--resume", *options)
+
+    def goes_on(self, *options, percent=r"\d+"):
+        p = self.resume(*options)
+        self.assertEqual((p.returncode, p.stdout), (0, ""), p.stderr)
+        self.assertRegex(p.stderr, rf"\Afsdpckpt: out/: goes on with a conversion of which {percent} % is written\n\Z")
+        self.assertEqual(tree(self.path("out")), self.whole)
+        self.assertEqual(self.listing(), sorted([*self.start, "out"]))
+
+    def refused(self, status, *options, contains=()):
+        """The command is refused, and nothing that is kept is lost."""
+        p = self.resume(*options)
+        lines = [line for line in p.stderr.splitlines() if "is kept in" not in line]
+        self.assertEqual((p.returncode, p.stdout, len(lines)), (status, "", 1), p.stderr)
+        for text in contains:
+            self.assertIn(text, lines[0])
+
+    def test_without_an_interruption_it_changes_nothing(self):
+        self.assertEqual(self.resume().stderr, "")
+        self.assertEqual(tree(self.path("out")), self.whole)
+        self.assertEqual(self.listing(), sorted([*self.start, "out"]))
+        self.refused(2, contains=["--force replaces it"])
+        self.assertEqual(self.resume("--force").stderr, "")
+        self.assertEqual(self.listing(), sorted([*self.start, "out"]))
+
+    def test_a_plan_makes_nothing(self):
+        self.ok("consolidate", "m.pt", "-o", "out/", *OPTIONS, "-q", "--resume", "--dry-run")
+        self.assertEqual(self.listing(), self.start)
+
+    def test_failed_run_goes_on(self):
+        told = self.interrupt().splitlines()
+        self.assertEqual(len(told), 2, told)
+        self.assertIn(f"{STAGING}: the same command goes on from there", told[0])
+        self.assertIn("File too large", told[1])
+        self.assertEqual(self.listing(), sorted([*self.start, STAGING]))
+        self.interrupt()  # a second time
+        self.goes_on("-j", "3", percent="40")
+
+    def test_replaced_target_stays_until_the_end(self):
+        self.ok("consolidate", "m.pt", "-o", "out/", *OPTIONS, "-q", "--include", "a.w")
+        before = tree(self.path("out"))
+        self.interrupt("--force")
+        self.assertEqual(tree(self.path("out")), before)
+        self.goes_on("--force")
+
+    def test_changed_source_is_refused(self):
+        self.interrupt()
+        stat = os.stat(self.path("m.pt"))
+        os.utime(self.path("m.pt"), ns=(stat.st_atime_ns, stat.st_mtime_ns + 1))
+        self.refused(3, contains=["m.pt: was changed since the conversion to be resumed was begun", f"remove ./{STAGING} to begin again"])
+        os.utime(self.path("m.pt"), ns=(stat.st_atime_ns, stat.st_mtime_ns))
+        self.goes_on()
+
+    def test_other_source_is_refused(self):
+        self.interrupt()
+        shutil.copy2(self.path("m.pt"), self.path("n.pt"))
+        p = self.run_tool("consolidate", "n.pt", "-o", "out/", *OPTIONS, "-q", "--resume")
+        self.assertEqual(p.returncode, 2)
+        self.assertRegex(p.stderr, r"has the file \S*/m\.pt, not \S*/n\.pt; remove the directory to begin again\n\Z")
+
+    def test_other_options_are_refused(self):
+        self.interrupt()
+        self.refused(2, "--exclude", "d.*", contains=[STAGING, "was begun without '--exclude d.*'; do the same"])
+        self.refused(2, "--max-shard-size", "99kB", contains=["with '--max-shard-size 100000B', not with '--max-shard-size 99000B'"])
+        p = self.run_tool("consolidate", "m.pt", "-o", "out/", *OPTIONS[:2], "-q", "--resume")
+        self.assertEqual(p.returncode, 2)
+        self.assertIn("was begun with '--max-shard-size 100000B'; do the same", p.stderr)
+        shutil.rmtree(self.path(STAGING))
+        self.assertEqual(self.resume("--max-shard-size", "99kB").returncode, 0)
+
+    def test_option_of_the_begun_run_is_missed(self):
+        self.interrupt("--exclude", "d.*")
+        self.refused(2, contains=["was begun with '--exclude d.*'; do the same"])
+
+    def test_options_without_influence_may_differ(self):
+        self.interrupt("--memory", "64M")
+        self.goes_on("--memory", "128M", "-j", "2", "--progress", "never")
+
+    def test_run_without_the_option_leaves_it_alone(self):
+        self.interrupt()
+        p = self.run_tool("consolidate", "m.pt", "-o", "out/", *OPTIONS, "-q")
+        self.assertEqual(p.returncode, 0)
+        self.assertRegex(p.stderr, rf"\Afsdpckpt: \S*out: an unfinished conversion to this is kept in {STAGING}, until it is resumed: "
+                                   r"remove it if it will not be\n\Z")
+        self.assertEqual(tree(self.path("out")), self.whole)
+        self.assertEqual(self.listing(), sorted([*self.start, STAGING, "out"]))
+        self.goes_on("--force")
+
+    def test_torn_journal_is_used_up_to_its_last_whole_record(self):
+        self.interrupt()
+        journal = self.path(STAGING, "journal")
+        with open(journal, "rb") as f:
+            whole = f.read()
+        self.start.append("copy")
+        for content, percent in ((whole[:-1], 20), (whole + bytes(100), 40), (whole + whole[-200:], 40),
+                                 (whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:], 20)):
+            with open(journal, "wb") as f:
+                f.write(content)
+            shutil.copytree(self.path(STAGING), self.path("copy"), copy_function=os.link)
+            self.goes_on(percent=percent)
+            shutil.rmtree(self.path("out"))
+            os.rename(self.path("copy"), self.path(STAGING))
+        with open(journal, "wb") as f:
+            f.write(whole[:20])
+        self.assertEqual(self.resume().stderr, "")
+        self.assertEqual(tree(self.path("out")), self.whole)
+
+    def test_files_that_are_not_those_of_the_journal_are_written_again(self):
+        self.interrupt()
+        for name in os.listdir(self.path(STAGING, "tiles")):
+            path = self.path(STAGING, "tiles", name)
+            size = os.path.getsize(path)
+            os.rename(path, self.path("old" + name))
+            with open(path, "wb") as f:
+                f.write(bytes(size))
+        self.start = self.listing()[1:]
+        self.goes_on()
+
+    def test_damage_of_a_source_is_found_although_its_tiles_are_finished(self):
+        with open(self.path("m.pt"), "r+b") as f:
+            data = f.read()
+            at = data.index(self.tensors["a.w"][2])
+            f.seek(at + 5)
+            f.write(bytes([data[at + 5] ^ 1]))
+        self.interrupt()
+        p = self.resume()
+        self.assertEqual(p.returncode, 3)
+        self.assertRegex(p.stderr, r"goes on with .*\n.*m\.pt: offset \d+: .*damaged: .*\n\Z")
+        self.assertEqual(self.listing(), self.start)  # what is written is wrong
+
+    def test_second_run_waits_for_nobody(self):
+        self.interrupt()
+        with open(self.path(STAGING, "lock"), "r+b") as f:
+            fcntl.flock(f, fcntl.LOCK_EX)
+            self.refused(2, contains=[STAGING, "another run is writing this target"])
+        self.goes_on()
+
+    def test_what_cannot_be_resumed_is_refused(self):
+        self.fails(5, "consolidate", "m.pt", "-o", "m.h5", "--compress", "1", "--resume", contains=["compresses cannot be resumed"])
+        self.fails(5, "reshard", "m.pt", "-o", "m", "--dp", "2", "--local", "--resume", contains=["--resume", "--local"])
+        self.assertEqual(self.listing(), self.start)
+
+
+if __name__ == "__main__":
+    harness.main()

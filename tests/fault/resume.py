@@ -1,0 +1,281 @@
+#!/usr/bin/env python3
+"""Interrupts conversions with --resume, and lets the next run go on.
+
+kill: the command is killed at every STEP-th system call, and so is a second run at a call by chance. The next one makes the same
+bytes as a run without a fault and without --resume, and leaves nothing else. fail: each call fails instead; the command ends with
+its one error line, and perhaps one that says what is kept. moved: after a kill at 90 % of the bytes, the next run reads and writes
+at most 15 % of what a whole one does. power: after each call the power fails, and the disk has some of what was not synced.
+
+usage: resume.py FSDPCKPT SHIM TRACE kill|fail|moved|power STEP CASE
+"""
+import os
+import random
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path[1:1] = [HERE, os.path.join(HERE, "..", "cli")]
+import power  # noqa: E402
+import safetensors_file  # noqa: E402
+
+ROWS = {"quantize": 160, "recipe": 160}  # of the tensors of a small source; the others have 40
+NAMES = {"st": "st.safetensors", "dcp": "dcp", "pt": "x.pt", "packed": "p.h5"}
+EIO = "5"
+# The source, the command, and the name of the target.
+CASES = {
+    "hdf5": ("st", ["consolidate"], "t.h5"),
+    "shards": ("st", ["reshard", "--dp", "2"], "t"),
+    "safetensors": ("dcp", ["consolidate"], "t.safetensors"),
+    "split": ("st", ["consolidate", "--to", "safetensors", "--max-shard-size", "100kB"], "t/"),
+    "ranks": ("dcp", ["reshard", "--to", "safetensors", "--dp", "3"], "t"),
+    "dcp": ("pt", ["reshard", "--to", "dcp", "--dp", "2"], "t"),
+    "pt": ("dcp", ["consolidate"], "t.pt"),
+    "pt_ranks": ("dcp", ["reshard", "--to", "pt", "--dp", "2"], "t"),
+    "accelerate": ("st", ["reshard", "--to", "accelerate", "--dp", "2", "--rename=s/^/model./"], "t"),
+    "cast": ("pt", ["consolidate", "--dtype", "f32"], "t.h5"),
+    "average": ("pt", ["average", "--to", "pt", "OTHER"], "t.pt"),
+    "recipe": ("pt", ["consolidate", "--recipe", "RECIPE"], "t.h5"),
+    "quantize": ("st", ["consolidate", "--quantize=l*.w"], "t.safetensors"),
+    "export": ("pt", ["export"], "t"),
+    "compressed_source": ("packed", ["consolidate"], "t.safetensors"),
+}
+
+
+def crc64(data):
+    """The CRC-64 of XZ, which ends a record of the journal."""
+    crc = (1 << 64) - 1
+    for byte in data:
+        crc = CRC64[(crc ^ byte) & 255] ^ crc >> 8
+    return crc ^ (1 << 64) - 1
+
+
+def crc64_table():
+    for crc in range(256):
+        for _ in range(8):
+            crc = crc >> 1 ^ (0xc96c5795d7870f42 if crc & 1 else 0)
+        yield crc
+
+
+CRC64 = list(crc64_table())
+
+
+def renumber(journal, inodes):
+    """Gives the files in the records of a journal other inodes; 0: missing."""
+    with open(journal, "rb") as f:
+        data = bytearray(f.read())
+    at = 0
+    while at + 24 <= len(data):
+        kind, length = struct.unpack_from("<QQ", data, at)
+        end = at + 16 + length
+        if end + 8 > len(data) or struct.unpack_from("<Q", data, end)[0] != crc64(data[at:end]):
+            break
+        if kind == 2:
+            old, = struct.unpack_from("<Q", data, at + 24)
+            struct.pack_into("<Q", data, at + 24, inodes.get(old, 0))
+            struct.pack_into("<Q", data, end, crc64(data[at:end]))
+        at = end + 8
+    with open(journal, "wb") as f:
+        f.write(data)
+
+
+def small(rows, columns, seed):
+    rng, tensors = random.Random(seed), {}
+    for i in range(4):
+        data = bytearray(rng.randbytes(2 * rows * columns))
+        data[1::2] = b"\x3f" * (rows * columns)
+        tensors[f"l{i}.w"] = "BF16", [rows, columns], bytes(data)
+    return {**tensors, **{f"l{i}.b": ("F32", [7], struct.pack("<7f", *range(7))) for i in range(4)}}
+
+
+class Resume:
+    def __init__(self, program, shim, trace, home, case, rows=None, columns=1000):
+        self.program, self.home = program, home
+        self.log, self.trace_log = os.path.join(home, "log"), os.path.join(home, "trace")
+        folders = sorted({os.path.dirname(shim), os.path.dirname(trace)})  # LD_PRELOAD cannot hold blanks
+        self.paths = ":".join([*folders, *filter(None, [os.environ.get("LD_LIBRARY_PATH")])])
+        self.shim, self.trace = os.path.basename(shim), os.path.basename(trace)
+        self.sources, kind = os.path.join(home, "sources"), CASES[case][0]
+        os.mkdir(self.sources)
+        for name, seed in (("st", 1), *([("other", 2)] if case == "average" else [])):
+            safetensors_file.write(self.of(name + ".safetensors"), small(rows or ROWS.get(case, 40), columns, seed))
+        for made, options in (("dcp", ["--to", "dcp"]), ("pt", ["--to", "pt"]), ("packed", ["--to", "h5", "--compress", "1"])):
+            if made == kind:
+                self.must([self.program, "consolidate", self.of("st.safetensors"), "-o", self.of(NAMES[kind]), "-q", *options])
+        with open(self.of("recipe.json"), "w") as f:
+            f.write('{"fsdpckpt": "recipe", "schema": 1, "others": "keep", "rules": [{"from": "l{n}.w", "to": "l{n}.weight", "operations": {"transpose": [0, 1]}}]}')
+        self.source = self.of(NAMES[kind])
+        words = {"OTHER": self.of("other.safetensors"), "RECIPE": self.of("recipe.json")}
+        self.command, self.name = [words.get(word, word) for word in CASES[case][1]], CASES[case][2]
+        self.disk = os.path.join(home, "disk")
+        os.mkdir(self.disk)
+        self.must(self.argv(resume=False))
+        self.whole = power.tree(self.disk)
+        assert self.whole
+
+    def of(self, name):
+        return os.path.join(self.sources, name)
+
+    def argv(self, resume=True):
+        return [self.program, self.command[0], self.source, "-o", os.path.join(self.disk, self.name), "-q", "-j1", *self.command[1:],
+                *(["--resume"] if resume else [])]
+
+    @staticmethod
+    def must(argv, env=None):
+        p = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=600)
+        assert (p.returncode, p.stdout) == (0, ""), p
+        return p.stderr
+
+    def start(self):
+        shutil.rmtree(self.disk)
+        os.mkdir(self.disk)
+
+    def preload(self, *libraries, **more):
+        return dict(os.environ, LD_PRELOAD=":".join(libraries), LD_LIBRARY_PATH=self.paths, **more)
+
+    def faulty(self, n, *libraries, **more):
+        """Runs it with a fault at the n-th call. @return the result, and the name of the call."""
+        with open(self.log, "wb") as f:
+            f.write(bytes(64))
+        env = self.preload(self.shim, *libraries, FAULT_AT=str(n), FAULT_LOG=self.log, FAULT_FAMILY="sys", **more)
+        p = subprocess.run(self.argv(), env=env, capture_output=True, text=True, timeout=600)
+        with open(self.log, "rb") as f:
+            return p, f.read().rstrip(b"\0").decode()
+
+    def finish(self, where):
+        """The next run ends with the same bytes, and leaves nothing else. @return whether it went on."""
+        done = power.tree(self.disk) == self.whole
+        again = subprocess.run(self.argv(), capture_output=True, text=True, timeout=600)
+        assert again.returncode == (2 if done else 0), f"{where}: {again}"
+        told = again.stderr.splitlines()
+        assert done or all("goes on with" in line or "an earlier run died" in line for line in told) and len(told) <= 1, f"{where}: {told}"
+        found = power.tree(self.disk)
+        assert found == self.whole, f"{where}: {sorted(found)} for {sorted(self.whole)}"
+        return any("goes on with" in line for line in told)
+
+    def interrupt(self, kill, step):
+        """@return how many calls there are, and how often the next run went on with something."""
+        chance, resumed = random.Random(step), 0
+        for n in range(1 + chance.randrange(step), 1 << 30, step):
+            self.start()
+            p, call = self.faulty(n, **({"FAULT_KILL": "1"} if kill else {"FAULT_ERRNO": EIO}))
+            where = f"call {n} ({call})"
+            if not call:
+                assert p.returncode == 0 and power.tree(self.disk) == self.whole, f"{where}: {p}"
+                return n, resumed
+            if kill:
+                self.faulty(chance.randrange(1, 300), FAULT_KILL="1")
+            elif p.returncode == 0:
+                assert power.tree(self.disk) == self.whole, where
+            else:
+                lines = [line for line in p.stderr.splitlines() if "is kept in" not in line]
+                assert p.returncode in (3, 4, 5) and len(lines) == 1, f"{where}: {p}"
+            resumed += self.go_on(where)
+
+    def go_on(self, where):
+        if os.path.exists(os.path.join(self.disk, self.name.rstrip("/"))):
+            self.clear(where)
+            return False
+        return self.finish(where)
+
+    def clear(self, where):
+        """The target is complete. The next run that replaces it removes what is left."""
+        target = power.target_of(power.tree(self.disk), self.name.rstrip("/"))
+        assert target == self.whole, where
+        self.must([*self.argv(), "--force"])
+        assert power.tree(self.disk) == self.whole, where
+
+    def write(self, state):
+        """Makes the files of a replayed disk. Those with two names have them, and the journal gets the numbers of the new inodes."""
+        made, todo = {}, [("", state.top)]
+        self.start()
+        while todo:
+            path, inode = todo.pop()
+            for name, below in state.inodes[inode].items():
+                content, full = state.inodes[below], os.path.join(self.disk, path + name)
+                if isinstance(content, dict):
+                    os.mkdir(full)
+                    todo.append((path + name + "/", below))
+                elif below in made:
+                    os.link(made[below], full)
+                else:
+                    made[below] = full
+                    with open(full, "wb") as f:
+                        f.write(content)
+        for journal in [path for path in made.values() if path.endswith("-resume/journal")]:
+            renumber(journal, {inode: os.stat(path).st_ino for inode, path in made.items()})
+
+    def cut_power(self, step):
+        """@return how many calls there are, how many different disks there were after every STEP-th, and how many runs went on."""
+        self.start()
+        replay, chance, checked, resumed = power.Replay(self.disk), random.Random(1), set(), 0
+        self.must(self.argv(), self.preload(self.trace, TRACE_LOG=self.trace_log))
+        assert power.tree(self.disk) == self.whole
+        log = list(power.records(self.trace_log))
+        for n, (line, data) in enumerate(log):
+            replay.call(line, data)
+            for state in replay.states(chance) if n % step == 0 or n + 1 == len(log) else ():
+                key = hash(tuple(sorted(state.listing().items())))
+                if key not in checked:
+                    checked.add(key)
+                    self.write(state)
+                    resumed += self.go_on(f"after call {n + 1} ({line})")
+        assert replay.now.listing() == self.whole, "the log lacks calls"
+        return len(log), len(checked), resumed
+
+    def measured(self, argv, env=None):
+        """@return the bytes that a run reads and writes."""
+        p = subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        os.waitid(os.P_PID, p.pid, os.WEXITED | os.WNOWAIT)
+        with open(f"/proc/{p.pid}/io") as f:
+            counted = dict(line.split(": ") for line in f)
+        out = p.communicate()[0]
+        assert p.returncode in (0, -9), out
+        return int(counted["rchar"]) + int(counted["wchar"])
+
+    def written(self, n):
+        """Kills the command at call n. @return the bytes that it has read and written."""
+        self.start()
+        with open(self.log, "wb") as f:
+            f.write(bytes(64))
+        return self.measured(self.argv(), self.preload(self.shim, FAULT_AT=str(n), FAULT_LOG=self.log, FAULT_FAMILY="sys", FAULT_KILL="1"))
+
+    def move(self):
+        """@return what the run after a kill at 90 % moves, and what a whole one does."""
+        low, high = 1, 1024
+        self.start()
+        whole = self.measured(self.argv())
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self.written(middle) >= 0.9 * whole else (middle + 1, high)
+        killed_at = self.written(low)
+        assert killed_at >= 0.9 * whole and power.tree(self.disk) != self.whole, (killed_at, whole)
+        rest = self.measured(self.argv())
+        assert power.tree(self.disk) == self.whole
+        return rest, whole
+
+
+def main():
+    program, shim, trace, way, step, case = sys.argv[1:]
+    home = os.path.realpath(tempfile.mkdtemp(prefix="fc-resume-"))
+    try:
+        if way == "moved":
+            rest, whole = Resume(program, shim, trace, home, case, 8000, 1000).move()
+            print(f"{rest} of {whole} bytes after a kill at 90 %")
+            assert rest <= 0.15 * whole, (rest, whole)
+        elif way == "power":
+            calls, disks, resumed = Resume(program, shim, trace, home, case).cut_power(int(step))
+            print(f"{calls} calls, {disks} disks after a power failure, {resumed} times the next run went on")
+            assert disks > calls / int(step) and resumed > 0
+        else:
+            calls, resumed = Resume(program, shim, trace, home, case).interrupt(way == "kill", int(step))
+            print(f"{calls} calls, {resumed} times the next run went on")
+            assert resumed > 0
+    finally:
+        shutil.rmtree(home)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
