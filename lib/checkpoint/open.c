@@ -181,9 +181,10 @@ static fc_code locate(const char *path, const fc_format *only, source *s, fc_err
         s->path = directory;
         return look_into(s, glob, only, err); /* finds it, or fails */
     }
-    return errnum == ENOENT || errnum == ENOTDIR ? fc_fail(err, FC_ECORRUPT, "%s: no such file or directory%s", path,
-                                                           strstr(path, "://") ? "; copy or mount it first" : "")
-                                                 : fc_fail_errno(err, errnum, "%s: cannot open", path);
+    return errnum == ENOENT || errnum == ENOTDIR
+               ? fc_fail(err, FC_ECORRUPT, "%s: no such file or directory%s", path,
+                         strstr(path, "://") && !fc_is_remote(path) ? "; copy or mount it first" : "")
+               : fc_fail_errno(err, errnum, "%s: cannot open", path);
 }
 
 /* Reports every damaged file of a checkpoint that cannot be opened, because all of them must be restored. */

@@ -16,8 +16,13 @@ enum { FC_NET_ABI = 1 };
 
 /** What the fetcher is told when it starts. Its strings are valid as long as the fetcher. */
 typedef struct fc_net_setup {
-    const char *certificates; /**< file with the certificates that are trusted; NULL: libcurl's own */
-    int pace;                 /**< percent of the usual waiting times, for tests */
+    const char *certificates;                /**< file with the certificates that are trusted; NULL: libcurl's own */
+    int pace;                                /**< percent of the usual waiting times, for tests */
+    char key[256], secret[256], token[4096]; /**< of S3; "" if there are none */
+    char region[64];
+    char endpoint[512];  /**< of S3: "https://host"; "" for Amazon's */
+    char hub[512];       /**< of the Hugging Face hub */
+    char hub_token[256]; /**< "" if there is none */
 } fc_net_setup;
 
 typedef struct fc_net_module {

@@ -17,7 +17,7 @@
 
 enum { MOST_DESCRIPTORS = 2, MOST_ADDRESSES = 1024 };
 
-static const char *const schemes[] = {"https://", "http://"};
+static const char *const schemes[] = {"https://", "http://", "s3://", "gs://", "hf://"};
 
 bool fc_is_remote(const char *path) {
     bool is = false;
@@ -30,13 +30,19 @@ bool fc_is_remote(const char *path) {
 fc_code fc_remote_check(const char *name, fc_error *err) {
     const char *host = strstr(name, "://") + 3;
     const size_t host_size = strcspn(host, "/"), shown = (size_t)(host - name);
-    if (memchr(host, '@', host_size) || strpbrk(host, "?#")) {
+    const bool is_url = strncmp(name, "http", 4) == 0, is_hub = strncmp(name, "hf://", 5) == 0;
+    const char *second = host[host_size] ? host + host_size + 1 : "";
+    if (is_url && (memchr(host, '@', host_size) || strpbrk(host, "?#"))) {
         return fc_fail(err, FC_EUSAGE,
                        "%.*s...: a name with a user, a query or a fragment is not read, because messages and reports "
                        "would show it: give the name without it",
                        (int)shown, name);
     }
-    if (host_size == 0 || host[host_size] == '\0' || strlen(name) > FC_NET_MOST_NAME) {
+    if (is_hub && (host_size == 0 || strcspn(second, "/@") == 0)) {
+        return fc_fail(err, FC_EUSAGE, "%.256s: is not the name of a model on the hub: hf://owner/model[@revision]",
+                       name);
+    }
+    if (host_size == 0 || (is_url && host[host_size] == '\0') || strlen(name) > FC_NET_MOST_NAME) {
         return fc_fail(err, FC_EUSAGE,
                        "%.256s: is not the name of a file on a server, such as %shost/model.safetensors", name,
                        schemes[0]);

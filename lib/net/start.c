@@ -7,6 +7,7 @@
 #include "base/module_file.h"
 #include "fsdpckpt/try.h"
 #include "module_places.h"
+#include "net/setup.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -44,19 +45,9 @@ static fc_code load(const fc_net_module **out, fc_error *err) {
     return rc;
 }
 
-/* SSL_CERT_FILE and CURL_CA_BUNDLE are known to other programs. FSDPCKPT_NET_PACE is for tests: 1 waits a hundredth. */
-static fc_net_setup make_setup(void) {
-    const char *own_file = getenv("SSL_CERT_FILE"), *curl_file = getenv("CURL_CA_BUNDLE");
-    const char *pace = getenv("FSDPCKPT_NET_PACE");
-    const long percent = pace ? strtol(pace, NULL, 10) : 100;
-    return (fc_net_setup){.certificates = own_file && *own_file     ? own_file
-                                          : curl_file && *curl_file ? curl_file
-                                                                    : NULL,
-                          .pace = percent > 0 && percent < 100 ? (int)percent : 100};
-}
-
 static void __attribute__((noreturn)) become(const fc_net_module *module, int requests) {
-    const fc_net_setup setup = make_setup();
+    fc_net_setup setup;
+    fc_net_setup_read(&setup); /* before files cannot be opened any more */
     fc_child_reset_signals();
     if (!fc_child_keep_only(&requests, 1)) {
         _exit(EXIT_NOT_STARTED);

@@ -63,6 +63,14 @@ static void fail(transfer *t, fc_code code, const char *what) {
     }
 }
 
+/* Link: <https://host/next>; rel="next" */
+static void take_link(response *a, const char *value) {
+    const char *open = strchr(value, '<'), *close = open ? strchr(open, '>') : NULL;
+    if (close && strstr(close, "rel=\"next\"") && (size_t)(close - open) < sizeof a->next) {
+        snprintf(a->next, sizeof a->next, "%.*s", (int)(close - open) - 1, open + 1);
+    }
+}
+
 /* A copy of the line that is a string without its end. Status lines begin the headers of another answer. */
 size_t answer_take_header(char *line, size_t size, size_t count, void *context) {
     transfer *t = context;
@@ -94,6 +102,10 @@ size_t answer_take_header(char *line, size_t size, size_t count, void *context) 
         snprintf(a->etag, sizeof a->etag, "%s", strlen(value) < sizeof a->etag ? value : "");
     } else if ((value = value_of(text, "last-modified")) != NULL) {
         snprintf(a->modified, sizeof a->modified, "%s", strlen(value) < sizeof a->modified ? value : "");
+    } else if ((value = value_of(text, "x-amz-bucket-region")) != NULL) {
+        snprintf(a->region, sizeof a->region, "%s", strlen(value) < sizeof a->region ? value : "");
+    } else if ((value = value_of(text, "link")) != NULL) {
+        take_link(a, value);
     } else if ((value = value_of(text, "location")) != NULL) {
         snprintf(a->location, sizeof a->location, "%s", value);
     }

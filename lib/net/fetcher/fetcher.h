@@ -86,6 +86,8 @@ typedef struct response {
     uint64_t first, last, total;
     char etag[MOST_ETAG], modified[MOST_ETAG];
     char location[MOST_URL];
+    char next[MOST_URL]; /* of a list: the URL of the next page (Link) */
+    char region[64];     /* of a bucket */
     bool checked;
 } response;
 
@@ -146,7 +148,7 @@ int fetcher_serve(void *state);
 
 /* ---- names.c ---- */
 
-typedef enum provider { PROVIDER_HTTP } provider;
+typedef enum provider { PROVIDER_HTTP, PROVIDER_S3, PROVIDER_GS, PROVIDER_HUB } provider;
 
 provider name_provider(const char *name);
 /* Whether the name is that of a file by its extension. */
@@ -155,6 +157,15 @@ bool name_is_file(const char *name);
 bool name_has_data(const char *name);
 /* Writes the URL of an object. @return false if it is too long */
 bool name_url(const fetcher *f, const char *name, char url[MOST_URL]);
+/* Writes the URL of the bucket. @param key receives the rest of the name */
+bool name_bucket_url(const fetcher *f, const char *name, char url[MOST_URL], const char **key);
+/* Writes the URL of the files of a model on the hub, or of their list. @param path receives the rest of the name */
+bool name_hub_url(const fetcher *f, const char *name, bool list, char url[MOST_URL], const char **path);
+/* @return the length of the part of a name that is listed as one folder */
+size_t name_root(const char *name);
+/* Append text as it is, and encoded as a value of a query. @return false if the URL is too long */
+bool url_add(char url[MOST_URL], const char *text);
+bool url_add_value(char url[MOST_URL], const char *text);
 
 /* ---- objects.c ---- */
 
@@ -172,7 +183,8 @@ uint64_t object_identity(const object *o);
 
 /* ---- folders.c ---- */
 
-folder *folder_get(fetcher *f, const char *name);
+/* A new one, of the first `size` bytes of a name. */
+folder *folder_get(fetcher *f, const char *name, size_t size);
 /* The known folder that contains the name, or is it; NULL: none. @param rest the name relative to it */
 folder *folder_of(const fetcher *f, const char *name, const char **rest);
 void folder_open(fetcher *f, folder *d, int reply);
@@ -184,6 +196,17 @@ knowledge folder_find(const folder *d, const char *rest, bool *is_folder);
 /* Sends the names directly in a folder. @param below relative to it, "" for itself */
 void folder_send(const folder *d, const char *below, int answer);
 
+/* An entry. @param once its name may be there already. @return false: out of memory */
+bool folder_add(folder *d, const char *name, bool once);
+void folder_end(fetcher *f, folder *d, const fc_error *error);
+
+/* ---- lists.c ---- */
+
+/* Asks for the list of a folder, from a mark of the last page on, or from its beginning. @return false: it cannot */
+bool list_ask(fetcher *f, folder *d, const char *mark);
+/* Takes a page. @return false after setting `error` */
+bool list_take(fetcher *f, folder *d, transfer *t, fc_error *error);
+
 /* ---- transfers.c ---- */
 
 transfer *transfer_new(fetcher *f, transfer_kind purpose, const char *url);
@@ -193,6 +216,15 @@ bool transfers_finish(fetcher *f);
 /* @return milliseconds until one wants to start */
 int transfers_pause(const fetcher *f);
 void transfers_host_known(fetcher *f, const char *line);
+
+/* The name for messages. */
+const char *transfer_name(const transfer *t);
+
+/* ---- requests.c ---- */
+
+/* Makes t->easy, for the server at "host:port". @return false if it cannot */
+bool request_make(const fetcher *f, transfer *t, const char *where);
+bool transfer_is_of_bucket(const transfer *t);
 
 /* ---- answers.c ---- */
 

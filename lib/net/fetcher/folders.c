@@ -1,6 +1,6 @@
 /*
- * Folders on web servers, which list nothing: the files with the names of checkpoints are asked for, and an index says
- * which others there are. See fetcher.h.
+ * Folders. Web servers list nothing: the files with the names of checkpoints are asked for, and an index says which
+ * others there are. For what is listed, see lists.c and fetcher.h.
  */
 #include "net/fetcher/fetcher.h"
 
@@ -22,9 +22,9 @@ static const char *const names[] = {"model.safetensors.index.json",
                                     "pytorch_model_fsdp.bin",
                                     "flax_model.msgpack"};
 
-folder *folder_get(fetcher *f, const char *name) {
+folder *folder_get(fetcher *f, const char *name, size_t size) {
     folder *d = calloc(1, sizeof *d);
-    char *copy = strdup(name);
+    char *copy = strndup(name, size);
     if (!d || !copy) {
         free(d);
         free(copy);
@@ -50,8 +50,8 @@ folder *folder_of(const fetcher *f, const char *name, const char **rest) {
     return best;
 }
 
-static bool add_entry(folder *d, const char *name) {
-    for (size_t i = 0; i < d->count; i++) {
+bool folder_add(folder *d, const char *name, bool once) {
+    for (size_t i = 0; once && i < d->count; i++) {
         if (strcmp(d->entries[i].name, name) == 0) {
             return true;
         }
@@ -74,7 +74,7 @@ static object *object_in(fetcher *f, const folder *d, const char *name) {
     return snprintf(whole, sizeof whole, "%s/%s", d->name, name) < (int)sizeof whole ? object_get(f, whole) : NULL;
 }
 
-static void end(fetcher *f, folder *d, const fc_error *error) {
+void folder_end(fetcher *f, folder *d, const fc_error *error) {
     if (d->state != STATE_ASKED) {
         return;
     }
@@ -98,7 +98,7 @@ static bool take_index(fetcher *f, folder *d, const object *o) {
         const char *name = json_string_value(file);
         if (name && *name && !strchr(name, '/') && good && d->count < MOST_ENTRIES) {
             const size_t before = d->count;
-            good = add_entry(d, name);
+            good = folder_add(d, name, true);
             object *shard = good && d->count > before && name_has_data(name) ? object_in(f, d, name) : NULL;
             if (shard && shard->state == STATE_NEW) {
                 object_open(f, shard, NULL, -1);
@@ -132,20 +132,21 @@ static bool ask_for_rest(fetcher *f, folder *d, object *o) {
 
 static void count_down(fetcher *f, folder *d) {
     if (--d->pending == 0) {
-        end(f, d, NULL);
+        folder_end(f, d, NULL);
     }
 }
 
 void folder_object_known(fetcher *f, folder *d, object *o) {
     const char *name = o->name + strlen(d->name) + 1;
     if (o->state == STATE_FAILED) {
-        end(f, d, &o->error);
+        folder_end(f, d, &o->error);
     } else if (o->state == STATE_READY) {
         fc_error error;
-        const bool good = add_entry(d, name) && (!is_index(name) || ask_for_rest(f, d, o) || take_index(f, d, o));
+        const bool good =
+            folder_add(d, name, true) && (!is_index(name) || ask_for_rest(f, d, o) || take_index(f, d, o));
         if (!good) {
             (void)fc_no_memory(&error, d->name);
-            end(f, d, &error);
+            folder_end(f, d, &error);
         }
     }
     count_down(f, d);
@@ -153,6 +154,14 @@ void folder_object_known(fetcher *f, folder *d, object *o) {
 
 void folder_open(fetcher *f, folder *d, int reply) {
     d->state = STATE_ASKED;
+    if (name_provider(d->name) != PROVIDER_HTTP) {
+        fc_error error;
+        (void)fc_fail(&error, FC_EUNSUPPORTED, "%s: the name is too long", d->name);
+        if (!list_ask(f, d, "")) {
+            folder_end(f, d, &error);
+        }
+        return;
+    }
     d->pending = 1; /* until all have been asked for */
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         object *o = object_in(f, d, names[i]);
@@ -169,12 +178,18 @@ void folder_open(fetcher *f, folder *d, int reply) {
 
 void folder_page_done(fetcher *f, folder *d, transfer *t) {
     fc_error error = t->error;
+    if (!t->object) {
+        if (error.code != FC_OK || !list_take(f, d, t, &error)) {
+            folder_end(f, d, &error);
+        }
+        return;
+    }
     object whole = {.name = t->object->name, .head = t->body, .head_size = (size_t)t->done};
     if (error.code == FC_OK && !take_index(f, d, &whole)) {
         (void)fc_no_memory(&error, d->name);
     }
     if (error.code != FC_OK) {
-        end(f, d, &error);
+        folder_end(f, d, &error);
     }
     count_down(f, d);
 }

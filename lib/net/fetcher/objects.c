@@ -233,7 +233,7 @@ void object_request(fetcher *f, fc_net_request_kind kind, const char *name, int 
         return;
     } else if (d || kind == FC_NET_OPEN || name_is_file(name)) {
         request_object(f, kind, name, answer, socket);
-    } else if ((d = folder_get(f, name)) != NULL) {
+    } else if ((d = folder_get(f, name, name_root(name))) != NULL) {
         wait_for(&d->waiters, kind, name, answer, socket);
         folder_open(f, d, answer);
     } else {
@@ -255,13 +255,12 @@ void object_read(fetcher *f, object *o, uint64_t offset, uint64_t length, int an
         close(answer);
         return;
     }
-    transfer *t =
-        o->direct || name_url(f, o->name, url) ? transfer_new(f, FOR_RANGE, o->direct ? o->direct : url) : NULL;
+    transfer *t = name_url(f, o->name, url) ? transfer_new(f, FOR_RANGE, o->direct ? o->direct : url) : NULL;
     if (!t) {
         close(answer);
         return;
     }
-    t->plain_http = strncmp(o->name, "http://", 7) == 0;
+    t->plain_http = strncmp(url, "http://", 7) == 0;
     t->object = o;
     t->reply = answer;
     t->offset = offset;

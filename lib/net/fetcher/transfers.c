@@ -11,16 +11,11 @@
 #include <unistd.h>
 
 enum {
-    CONNECT_MS = 20000,
-    SLOW_SECONDS = 30, /* with less than SLOW_BYTES a second, a transfer is repeated */
-    SLOW_BYTES = 1 << 10,
     FIRST_PAUSE_MS = 500, /* doubled at each repetition */
     MOST_PAUSE_MS = 60000,
-    MOST_ERROR_BODY = 64 << 10,
-    MOST_CONNECTIONS = 16, /* to one host */
 };
 
-static const char *name_of(const transfer *t) {
+const char *transfer_name(const transfer *t) {
     return t->object ? t->object->name : t->folder->name;
 }
 
@@ -98,7 +93,7 @@ static void end(fetcher *f, transfer *t) {
 
 static void fail(fetcher *f, transfer *t, fc_code code, const char *what) {
     if (t->error.code == FC_OK) {
-        fc_fail(&t->error, code, "%s: %s", name_of(t), what);
+        fc_fail(&t->error, code, "%s: %s", transfer_name(t), what);
     }
     end(f, t);
 }
@@ -150,101 +145,6 @@ static const char *known_host(const fetcher *f, const char *where) {
     return NULL;
 }
 
-static bool add_header(transfer *t, const char *name, const char *value) {
-    char line[MOST_URL];
-    snprintf(line, sizeof line, "%s: %s", name, value);
-    struct curl_slist *list = curl_slist_append(t->headers, line);
-    t->headers = list ? list : t->headers;
-    return list != NULL;
-}
-
-static bool make_headers(transfer *t) {
-    const version *v = t->object ? &t->object->version : NULL;
-    const bool pinned = v && (t->purpose == FOR_RANGE || t->done > 0);
-    curl_slist_free_all(t->headers);
-    t->headers = NULL;
-    bool good = add_header(t, "Accept-Encoding", "identity");
-    if (pinned && v->etag[0] == '"') { /* a weak one matches nothing */
-        good = good && add_header(t, "If-Match", v->etag);
-    } else if (pinned && !v->etag[0] && v->modified[0]) {
-        good = good && add_header(t, "If-Unmodified-Since", v->modified);
-    }
-    return good;
-}
-
-static size_t take_body(char *bytes, size_t size, size_t count, void *context) {
-    transfer *t = context;
-    const size_t n = size * count;
-    if (t->answer.status != 200 && t->answer.status != 206) {
-        t->answer.bytes += n; /* a page for people */
-        return t->answer.bytes < MOST_ERROR_BODY + MOST_HEADER_BYTES ? n : 0;
-    }
-    if (!answer_check(t)) {
-        return 0;
-    }
-    if (t->purpose == FOR_RANGE) {
-        if (n > t->length - t->done) {
-            fc_fail(&t->error, FC_ECORRUPT, "%s: the server sent more bytes than it was asked for", name_of(t));
-            return 0;
-        }
-        t->done += n;
-        return fetcher_send(t->reply, (fc_net_answer){.kind = FC_NET_DATA, .size = n}, bytes, n) ? n : 0;
-    }
-    const uint64_t most = t->purpose == FOR_HEAD ? t->length : MOST_PAGE;
-    if (n > most - t->done) {
-        fc_fail(&t->error, FC_ECORRUPT, "%s: the server sent more bytes than it was asked for", name_of(t));
-        return 0;
-    }
-    if (t->done + n + 1 > t->capacity) {
-        const size_t wanted = t->purpose == FOR_HEAD ? t->length + 1 : 2 * (t->done + n) + 1;
-        unsigned char *more = realloc(t->body, wanted);
-        if (!more) {
-            (void)fc_no_memory(&t->error, name_of(t));
-            return 0;
-        }
-        t->body = more;
-        t->capacity = wanted;
-    }
-    memcpy(t->body + t->done, bytes, n);
-    t->done += n;
-    t->body[t->done] = '\0';
-    return n;
-}
-
-static bool set_options(const fetcher *f, transfer *t) {
-    char range[64];
-    CURL *e = t->easy;
-    const long slow = (long)SLOW_SECONDS * f->setup.pace / 100;
-    snprintf(range, sizeof range, "%" PRIu64 "-%" PRIu64, t->offset + t->done, t->offset + t->length - 1);
-    int rc = 0;
-    rc |= curl_easy_setopt(e, CURLOPT_URL, t->url);
-    rc |= curl_easy_setopt(e, CURLOPT_PRIVATE, t);
-    rc |= curl_easy_setopt(e, CURLOPT_PROTOCOLS_STR, "https,http");
-    rc |= curl_easy_setopt(e, CURLOPT_PROXY, ""); /* its address is not known */
-    rc |= curl_easy_setopt(e, CURLOPT_RESOLVE, t->resolve);
-    rc |= curl_easy_setopt(e, CURLOPT_HTTPHEADER, t->headers);
-    rc |= curl_easy_setopt(e, CURLOPT_USERAGENT, "fsdpckpt/" FSDPCKPT_VERSION);
-    rc |= curl_easy_setopt(e, CURLOPT_HTTP_VERSION, (long)CURL_HTTP_VERSION_2TLS);
-    rc |= curl_easy_setopt(e, CURLOPT_NOSIGNAL, 1L);
-    rc |= curl_easy_setopt(e, CURLOPT_BUFFERSIZE, 256L << 10);
-    rc |= curl_easy_setopt(e, CURLOPT_CONNECTTIMEOUT_MS, (long)CONNECT_MS);
-    rc |= curl_easy_setopt(e, CURLOPT_LOW_SPEED_LIMIT, (long)SLOW_BYTES);
-    rc |= curl_easy_setopt(e, CURLOPT_LOW_SPEED_TIME, slow > 0 ? slow : 1L);
-    rc |= curl_easy_setopt(e, CURLOPT_HEADERFUNCTION, answer_take_header);
-    rc |= curl_easy_setopt(e, CURLOPT_HEADERDATA, t);
-    rc |= curl_easy_setopt(e, CURLOPT_WRITEFUNCTION, take_body);
-    rc |= curl_easy_setopt(e, CURLOPT_WRITEDATA, t);
-    if (t->purpose != FOR_PAGE) {
-        rc |= curl_easy_setopt(e, CURLOPT_RANGE, range);
-    }
-    if (f->certificates) {
-        struct curl_blob blob = {f->certificates, f->certificates_size, CURL_BLOB_NOCOPY};
-        rc |= curl_easy_setopt(e, CURLOPT_CAINFO_BLOB, &blob);
-    }
-    rc |= curl_easy_setopt(e, CURLOPT_CAPATH, NULL);
-    return rc == 0;
-}
-
 static void start(fetcher *f, transfer *t) {
     char where[512];
     const char *wrong = find_host(t, where, sizeof where);
@@ -269,8 +169,7 @@ static void start(fetcher *f, transfer *t) {
     curl_slist_free_all(t->resolve);
     t->resolve = curl_slist_append(NULL, line);
     t->answer = (response){.bytes = 0};
-    t->easy = t->resolve && make_headers(t) ? curl_easy_init() : NULL;
-    if (!t->easy || !set_options(f, t) || curl_multi_add_handle(f->multi, t->easy) != CURLM_OK) {
+    if (!t->resolve || !request_make(f, t, where) || curl_multi_add_handle(f->multi, t->easy) != CURLM_OK) {
         fail(f, t, FC_EIO, "a transfer cannot be started");
         return;
     }
@@ -399,7 +298,11 @@ static bool go_back(fetcher *f, transfer *t) {
 static void judge_status(fetcher *f, transfer *t, int64_t server_asks_ms) {
     const long status = t->answer.status;
     char text[128];
-    if (answer_is_redirect(status)) {
+    if (answer_is_redirect(status) && transfer_is_of_bucket(t)) {
+        snprintf(text, sizeof text, "the bucket is in another region: set AWS_REGION to %s",
+                 t->answer.region[0] ? t->answer.region : "it");
+        fail(f, t, FC_EUSAGE, text);
+    } else if (answer_is_redirect(status)) {
         redirect(f, t);
     } else if (answer_is_busy(status)) {
         snprintf(text, sizeof text, "the server is busy or has an error (status %ld)", status);
@@ -413,9 +316,11 @@ static void judge_status(fetcher *f, transfer *t, int64_t server_asks_ms) {
     } else if ((status == 401 || status == 403 || status == 404 || status == 410) && go_back(f, t)) {
         return;
     } else if (status == 404 || status == 410) {
-        if (t->purpose == FOR_HEAD) {
-            t->object->state = STATE_MISSING;
-            end(f, t);
+        if (t->purpose == FOR_HEAD || !t->object) {
+            if (t->object) {
+                t->object->state = STATE_MISSING;
+            }
+            end(f, t); /* a bucket or a model that does not exist has no files */
         } else {
             fail(f, t, FC_ECORRUPT, "was removed while it was read");
         }

@@ -1,0 +1,165 @@
+/*
+ * Lists of buckets (ListObjectsV2, XML) and of models on the hub (JSON): see fetcher.h.
+ */
+#include "net/fetcher/fetcher.h"
+
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MOST_AHEAD = 64 };
+
+/* The parameters of a query are in the order in which they are signed. */
+static bool bucket_url(const fetcher *f, const char *name, const char *mark, char url[MOST_URL]) {
+    const char *key = "";
+    return name_bucket_url(f, name, url, &key) && url_add(url, "/?") &&
+           (!*mark || (url_add(url, "continuation-token=") && url_add_value(url, mark) && url_add(url, "&"))) &&
+           url_add(url, "list-type=2&prefix=") && (!*key || (url_add_value(url, key) && url_add_value(url, "/")));
+}
+
+bool list_ask(fetcher *f, folder *d, const char *mark) {
+    char url[MOST_URL] = "";
+    const char *path = "";
+    bool good;
+    if (name_provider(d->name) != PROVIDER_HUB) {
+        good = bucket_url(f, d->name, mark, url);
+    } else if (*mark) {
+        good = url_add(url, mark);
+    } else {
+        good = name_hub_url(f, d->name, true, url, &path) && url_add(url, "?recursive=true");
+    }
+    transfer *t = good ? transfer_new(f, FOR_PAGE, url) : NULL;
+    if (t) {
+        t->folder = d;
+    }
+    return t != NULL;
+}
+
+/* Copies the text of an element, which ends before `end`, with its entities as characters. */
+static char *copy_text(const char *text, const char *end) {
+    static const struct {
+        const char *entity;
+        char is;
+    } entities[] = {{"&amp;", '&'},   {"&lt;", '<'},   {"&gt;", '>'}, {"&quot;", '"'},
+                    {"&apos;", '\''}, {"&#39;", '\''}, {"&#34;", '"'}};
+    char *out = malloc((size_t)(end - text) + 1);
+    size_t n = 0;
+    while (out && text < end) {
+        size_t taken = 0;
+        for (size_t i = 0; i < sizeof entities / sizeof *entities && taken == 0; i++) {
+            const size_t e = strlen(entities[i].entity);
+            if ((size_t)(end - text) >= e && memcmp(text, entities[i].entity, e) == 0) {
+                out[n++] = entities[i].is;
+                taken = e;
+            }
+        }
+        if (taken == 0) {
+            out[n++] = *text;
+            taken = 1;
+        }
+        text += taken;
+    }
+    if (out) {
+        out[n] = '\0';
+    }
+    return out;
+}
+
+/* @return the text of the next element after `at`, which moves behind it; NULL: there is none */
+static char *next_text(const char **at, const char *open, const char *close) {
+    const char *text = *at ? strstr(*at, open) : NULL;
+    const char *end = text ? strstr(text + strlen(open), close) : NULL;
+    *at = end ? end + strlen(close) : NULL;
+    return end ? copy_text(text + strlen(open), end) : NULL;
+}
+
+/* Adds a key of the bucket, without the prefix of the folder. */
+static bool add_key(folder *d, const char *prefix, const char *key) {
+    const size_t n = strlen(prefix), size = strlen(key);
+    if (n > 0 && (strncmp(key, prefix, n) != 0 || key[n] != '/')) {
+        return true;
+    }
+    const char *name = key + (n > 0 ? n + 1 : 0);
+    return *name == '\0' || key[size - 1] == '/' || folder_add(d, name, false); /* "folder/" is a mark of consoles */
+}
+
+static bool take_bucket(fetcher *f, folder *d, const char *text, char **mark) {
+    char url[MOST_URL];
+    const char *prefix = "", *at = text;
+    bool good = name_bucket_url(f, d->name, url, &prefix) && strstr(text, "<ListBucketResult") != NULL;
+    for (char *key; good && (key = next_text(&at, "<Key>", "</Key>")) != NULL;) {
+        good = d->count < MOST_ENTRIES && add_key(d, prefix, key);
+        free(key);
+    }
+    at = text;
+    if (strstr(text, "<IsTruncated>true<")) {
+        *mark = next_text(&at, "<NextContinuationToken>", "</NextContinuationToken>");
+        good = good && *mark;
+    }
+    return good;
+}
+
+static bool take_hub(folder *d, const transfer *t, char **mark) {
+    json_error_t ignored;
+    json_t *list = json_loadb((const char *)t->body, (size_t)t->done, 0, &ignored), *item;
+    size_t i;
+    bool good = json_is_array(list);
+    json_array_foreach(list, i, item) {
+        const char *type = json_string_value(json_object_get(item, "type"));
+        const char *path = json_string_value(json_object_get(item, "path"));
+        if (good && type && path && strcmp(type, "file") == 0) {
+            good = d->count < MOST_ENTRIES && folder_add(d, path, false);
+        }
+    }
+    json_decref(list);
+    *mark = t->answer.next[0] ? strdup(t->answer.next) : NULL;
+    return good;
+}
+
+static int compare_entries(const void *a, const void *b) {
+    return strcmp(((const entry *)a)->name, ((const entry *)b)->name);
+}
+
+/* Opens the files whose headers are probably read next. */
+static void open_ahead(fetcher *f, const folder *d) {
+    static const char *const ends[] = {".safetensors", ".json", ".metadata"};
+    char whole[FC_NET_MOST_NAME + 1];
+    size_t asked = 0;
+    for (size_t i = 0; i < d->count && asked < MOST_AHEAD; i++) {
+        const char *name = d->entries[i].name, *end = strrchr(name, '.');
+        bool wanted = false;
+        for (size_t e = 0; end && e < sizeof ends / sizeof *ends; e++) {
+            wanted = wanted || strcmp(end, ends[e]) == 0;
+        }
+        if (wanted && !strchr(name, '/') && snprintf(whole, sizeof whole, "%s/%s", d->name, name) < (int)sizeof whole) {
+            object *o = object_get(f, whole);
+            if (o && o->state == STATE_NEW) {
+                object_open(f, o, NULL, -1);
+                asked++;
+            }
+        }
+    }
+}
+
+bool list_take(fetcher *f, folder *d, transfer *t, fc_error *error) {
+    char *mark = NULL;
+    const char *text = t->body ? (const char *)t->body : "";
+    const bool hub = name_provider(d->name) == PROVIDER_HUB, none = t->answer.status == 404;
+    const bool good = none || (hub ? t->body && take_hub(d, t, &mark) : take_bucket(f, d, text, &mark));
+    const bool more = good && mark && list_ask(f, d, mark);
+    if (!good || (mark && !more)) {
+        free(mark);
+        (void)fc_fail(error, FC_ECORRUPT, "%s: the server's list of files cannot be understood", d->name);
+        return false;
+    }
+    free(mark);
+    if (!more) {
+        if (d->count > 0) {
+            qsort(d->entries, d->count, sizeof *d->entries, compare_entries);
+        }
+        open_ahead(f, d);
+        folder_end(f, d, NULL);
+    }
+    return true;
+}

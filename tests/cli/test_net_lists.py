@@ -1,0 +1,238 @@
+#!/usr/bin/env python3
+"""Checkpoints in buckets and on the hub: names, lists, credentials and signatures. The signature is computed again from the algorithm
+that Amazon publishes; moto, an implementation of S3 in Python, is asked, too, if FSDPCKPT_MOTO names a Python that has it."""
+
+import hashlib
+import hmac
+import json
+import os
+import re
+import socket
+import subprocess
+import unittest
+import urllib.parse
+from xml.sax.saxutils import escape
+
+import net_server
+from harness import CORPUS
+from test_net import Net, file_of, folder_of
+
+KEY, SECRET, TOKEN, REGION = "AKIAEXAMPLE", "secret+/key", "session/token==", "eu-north-1"
+BUCKET = "models"
+
+
+def signature(method, raw_path, headers, signed, date, region, secret):
+    """AWS Signature Version 4, as documented."""
+    path, _, query = raw_path.partition("?")
+    canonical_query = "&".join(sorted(query.split("&"))) if query else ""
+    lines = "".join("%s:%s\n" % (name, " ".join(headers[name].split())) for name in signed)
+    request = "\n".join([method, path, canonical_query, lines, ";".join(signed), headers["x-amz-content-sha256"]])
+    scope = "%s/%s/s3/aws4_request" % (date[:8], region)
+    text = "\n".join(["AWS4-HMAC-SHA256", date, scope, hashlib.sha256(request.encode()).hexdigest()])
+    key = ("AWS4" + secret).encode()
+    for part in (date[:8], region, "s3", "aws4_request", text):
+        key = hmac.new(key, part.encode(), hashlib.sha256).digest()
+    return key.hex()
+
+
+class Bucket:
+    """Answers lists and checks signatures; net_server answers objects."""
+
+    def __init__(self, objects, signed=True, page=1000):
+        self.objects, self.signed, self.page, self.wrong = objects, signed, page, []
+
+    def check(self, handler):
+        headers = {name.lower(): value for name, value in handler.headers.items()}
+        got = headers.get("authorization")
+        if not self.signed:
+            return got is None
+        match = re.fullmatch(r"AWS4-HMAC-SHA256 Credential=%s/\d{8}/%s/s3/aws4_request, ?SignedHeaders=([^,]+), ?Signature=([0-9a-f]{64})"
+                             % (KEY, REGION), got or "")
+        if not match:
+            return False
+        signed = match[1].split(";")
+        if not {"host", "x-amz-date", "x-amz-content-sha256", "x-amz-security-token"} <= set(signed):
+            return False
+        return match[2] == signature("GET", handler.path, headers, signed, headers["x-amz-date"], REGION, SECRET)
+
+    def __call__(self, handler):
+        if not self.check(handler):
+            self.wrong.append((handler.path, handler.headers.get("Authorization")))
+            handler.plain(403, [], b"<Error><Code>SignatureDoesNotMatch</Code></Error>")
+            return True
+        query = urllib.parse.parse_qs(urllib.parse.urlsplit(handler.path).query)
+        if "list-type" not in query:
+            return False
+        prefix, after = query.get("prefix", [""])[0], query.get("continuation-token", [""])[0]
+        names = sorted(name for name in self.objects if name.startswith(prefix) and name > after)
+        page = names[:self.page]
+        text = "<?xml version='1.0'?><ListBucketResult><IsTruncated>%s</IsTruncated>" % ("true" if len(names) > len(page) else "false")
+        if len(names) > len(page):
+            text += "<NextContinuationToken>%s</NextContinuationToken>" % escape(page[-1])
+        text += "".join("<Contents><Key>%s</Key></Contents>" % escape(name) for name in page)
+        handler.plain(200, [("Content-Type", "application/xml")], (text + "</ListBucketResult>").encode())
+        return True
+
+
+class Buckets(Net):
+    PREFIX = "runs/a & b/step=1"
+
+    def bucket(self, files, **how):
+        objects = {self.PREFIX + "/" + name: data for name, data in files.items()}
+        answer = Bucket(objects, **how)
+        paths = {urllib.parse.quote("/%s/%s" % (BUCKET, name), safe="/-_.~"): data for name, data in objects.items()}
+        server = net_server.start(paths, self.certificate, answer)
+        self.addCleanup(server.server_close)
+        self.addCleanup(server.shutdown)
+        return server, answer
+
+    def environment(self, server, **more):
+        return dict(dict(AWS_ENDPOINT_URL=server.name, AWS_ACCESS_KEY_ID=KEY, AWS_SECRET_ACCESS_KEY=SECRET, AWS_SESSION_TOKEN=TOKEN,
+                         AWS_REGION=REGION, HOME=self.dir), **more)
+
+    def test_signed(self):
+        files = folder_of(3, 5)
+        server, answer = self.bucket(files, page=2)
+        self.local(files)
+        name = "s3://%s/%s" % (BUCKET, self.PREFIX)
+        more = self.environment(server)
+        self.assertIn("equal", self.command("diff", name + "/", "local", **more))
+        self.command("inspect", name + "/model-00001-of-00003.safetensors", **more)
+        self.command("consolidate", name, "-o", "x.safetensors", **more)
+        self.assertEqual(answer.wrong, [])
+        self.assertTrue(server.requests)
+
+    def test_profile(self):
+        server, answer = self.bucket({"model.safetensors": file_of(5)})
+        os.mkdir(os.path.join(self.dir, ".aws"))
+        with open(os.path.join(self.dir, ".aws", "credentials"), "w", encoding="utf-8") as f:
+            f.write("[default]\naws_access_key_id=no\naws_secret_access_key=no\n[work]\naws_access_key_id = %s\n"
+                    "aws_secret_access_key = %s\naws_session_token=%s\n" % (KEY, SECRET, TOKEN))
+        with open(os.path.join(self.dir, ".aws", "config"), "w", encoding="utf-8") as f:
+            f.write("[profile work]\nregion = %s\nendpoint_url = %s/\n" % (REGION, server.name))
+        self.command("inspect", "s3://%s/%s" % (BUCKET, self.PREFIX), HOME=self.dir, AWS_PROFILE="work")
+        self.assertEqual(answer.wrong, [])
+
+    def test_without_credentials(self):
+        server, answer = self.bucket({"model.safetensors": file_of(5)}, signed=False)
+        self.command("inspect", "s3://%s/%s" % (BUCKET, self.PREFIX), HOME=self.dir, AWS_ENDPOINT_URL=server.name)
+        self.assertEqual(answer.wrong, [])
+
+    def test_failures(self):
+        server, _ = self.bucket({"model.safetensors": file_of(5)})
+        name = "s3://%s/%s" % (BUCKET, self.PREFIX)
+        line = self.command("inspect", name, status=4, **self.environment(server, AWS_SECRET_ACCESS_KEY="wrong"))
+        self.assertIn("refuses access", line)
+        self.assertNotIn("wrong", line)
+        self.assertIn("no such file", self.command("inspect", "s3://%s/nothing" % BUCKET, status=3, **self.environment(server)))
+        server.answer = lambda handler: handler.plain(301, [("x-amz-bucket-region", "us-west-2")]) or True
+        self.assertIn("set AWS_REGION to us-west-2", self.command("inspect", name, status=2, **self.environment(server)))
+        server.answer = lambda handler: handler.plain(200, [], b"<html>") or True
+        self.assertIn("list of files cannot be understood", self.command("inspect", name, status=3, **self.environment(server)))
+
+    def test_dcp(self):
+        """A format whose files the list names."""
+        folder = os.path.join(CORPUS, "dcp-torch2.15.0-train")
+        files = {}
+        for name in os.listdir(folder):
+            with open(os.path.join(folder, name), "rb") as f:
+                files[name] = f.read()
+        server, answer = self.bucket(files)
+        more = self.environment(server)
+        self.assertIn("equal", self.command("diff", "s3://%s/%s" % (BUCKET, self.PREFIX), folder, **more))
+        self.assertEqual(answer.wrong, [])
+
+    @unittest.skipUnless("FSDPCKPT_MOTO" in os.environ, "FSDPCKPT_MOTO names no Python with moto[server]")
+    def test_moto(self):
+        files = folder_of(3, 5)
+        self.local(files)
+        with socket.socket() as s:
+            s.bind(("127.0.0.1", 0))
+            url = "http://127.0.0.1:%d" % s.getsockname()[1]
+        python = os.environ["FSDPCKPT_MOTO"]
+        program = """import moto.server, sys, threading, time, boto3, os
+threading.Thread(target=moto.server.main, args=(["-H", "127.0.0.1", "-p", sys.argv[1].rsplit(":", 1)[1]],), daemon=True).start()
+s3 = boto3.client("s3", endpoint_url=sys.argv[1], aws_access_key_id="k", aws_secret_access_key="s", region_name="us-east-1")
+while True:
+    try: s3.create_bucket(Bucket="models"); break
+    except Exception: time.sleep(0.1)
+for name in os.listdir(sys.argv[2]): s3.upload_file(os.path.join(sys.argv[2], name), "models", "a b/" + name)
+print("ready", flush=True)
+sys.stdin.read()
+"""
+        server = subprocess.Popen([python, "-c", program, url, os.path.join(self.dir, "local")], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                  stderr=subprocess.DEVNULL, text=True)
+        try:
+            self.assertEqual(server.stdout.readline(), "ready\n")
+            more = {"AWS_ENDPOINT_URL": url, "AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s", "HOME": self.dir}
+            self.assertIn("equal", self.command("diff", "s3://models/a b", "local", **more))
+        finally:
+            server.communicate("")
+
+
+class Hub(Net):
+    """hf://owner/model[@revision]: the list, the files behind a redirect to another server, and the token, which only the hub gets."""
+
+    def hub(self, files, revision="main"):
+        storage = net_server.start({"/blob/" + name: data for name, data in files.items()}, self.certificate)
+        base, tokens = "/owner/model/resolve/%s/" % revision, []
+        names = sorted(files)
+
+        def answer(handler):
+            path, _, query = handler.path.partition("?")
+            tokens.append(handler.headers.get("Authorization"))
+            if path == "/api/models/owner/model/tree/%s" % revision:
+                second = "cursor" in query  # two pages
+                half = names[len(names) // 2:] if second else names[:len(names) // 2]
+                body = json.dumps([{"type": "directory", "path": "original"}] + [{"type": "file", "path": name, "size": 1} for name in half])
+                link = [] if second else [("Link", '<%s%s?recursive=true&cursor=x>; rel="next"' % (hub.name, path))]
+                handler.plain(200, link, body.encode())
+            elif path.startswith(base) and path[len(base):] in files:
+                handler.plain(302, [("Location", storage.name + "/blob/" + path[len(base):] + "?sign=secret")])
+            else:
+                handler.plain(404)
+            return True
+
+        hub = net_server.start({}, self.certificate, answer)
+        for server in (hub, storage):
+            self.addCleanup(server.server_close)
+            self.addCleanup(server.shutdown)
+        return hub, storage, tokens
+
+    def test_model(self):
+        files = dict(folder_of(3, 5), **{"README.md": b"# model"})
+        self.local(files)
+        for revision in ("main", "v1.0"):
+            hub, storage, tokens = self.hub(files, revision)
+            more = {"HF_ENDPOINT": hub.name, "HF_TOKEN": "hf_secret", "HOME": self.dir}
+            name = "hf://owner/model" + ("" if revision == "main" else "@" + revision)
+            self.assertIn("equal", self.command("diff", name, "local", **more))
+            self.assertEqual(set(tokens), {"Bearer hf_secret"})
+            self.assertTrue(storage.requests)
+            self.assertTrue(all("Authorization" not in r[2] for r in storage.requests), "only the hub gets the token")
+        self.command("inspect", name + "/model-00002-of-00003.safetensors", **more)
+
+    def test_token_file(self):
+        hub, _, tokens = self.hub({"model.safetensors": file_of(3)})
+        os.makedirs(os.path.join(self.dir, ".cache", "huggingface"))
+        with open(os.path.join(self.dir, ".cache", "huggingface", "token"), "w", encoding="utf-8") as f:
+            f.write("hf_file\n")
+        self.command("inspect", "hf://owner/model", HF_ENDPOINT=hub.name, HOME=self.dir)
+        self.assertEqual(set(tokens), {"Bearer hf_file"})
+
+    def test_failures(self):
+        hub, storage, _ = self.hub({"model.safetensors": file_of(3000)})
+        more = {"HF_ENDPOINT": hub.name, "HOME": self.dir}
+        self.assertIn("no such file", self.command("inspect", "hf://owner/other", status=3, **more))
+        self.assertIn("hf://owner/model[@revision]", self.command("inspect", "hf://owner", status=2, **more))
+        storage.faults["/blob/model.safetensors"] = ["", "always-403"]
+        line = self.command("consolidate", "hf://owner/model", "-o", "x.safetensors", status=4, **more)
+        self.assertIn("refuses access", line)
+        self.assertNotIn("secret", line)
+        # an address that is no longer valid is asked for again
+        storage.faults["/blob/model.safetensors"] = ["", "403"]
+        self.command("consolidate", "hf://owner/model", "-o", "x.safetensors", **more)
+
+
+if __name__ == "__main__":
+    unittest.main()
