@@ -134,7 +134,8 @@ void help_program(text_out *out) {
     for (const command *const *c = command_table; *c; c++) {
         text_printf(out, "  %-13s %s\n", (*c)->name, (*c)->summary);
     }
-    text_puts(out, "\nSRC is a directory or a file; its format is detected from its content.\n"
+    text_puts(out, "\nSRC is a directory, a file, or the name of one on a server (https://, s3://, "
+                   "gs://,\nhf://owner/model); its format is detected from its content.\n"
                    "Formats that can be written (chosen by --to or the extension of -o):\n");
     for (const fc_format *const *f = fc_formats(); *f; f++) {
         if (fc_format_writes(*f)) {

@@ -137,9 +137,10 @@ static void write_man(text_out *out) {
     man_title(out, "fsdpckpt", "convert training checkpoints between full, sharded and 2D layouts");
     text_puts(out, ".B fsdpckpt\n\\fICOMMAND\\fR [\\fIOPTION\\fR]... \\fISRC\\fR\n.SH DESCRIPTION\n");
     write_roff(out, help_intro);
-    text_puts(out,
-              "\n.PP\n\\fISRC\\fR is a directory or a file; its format is detected from its content.\n.SH COMMANDS\n"
-              "Each command has its own page, such as \\fBfsdpckpt\\-reshard\\fR(1).\n");
+    text_puts(out, "\n.PP\n\\fISRC\\fR is a directory, a file, or the name of one on a server (https://, s3://, gs://, "
+                   "hf://owner/model);\n"
+                   "its format is detected from its content.\n.SH COMMANDS\n"
+                   "Each command has its own page, such as \\fBfsdpckpt\\-reshard\\fR(1).\n");
     for (const command *const *c = command_table; *c; c++) {
         text_printf(out, ".TP\n.BR fsdpckpt\\-%s (1)\n", (*c)->name);
         write_roff(out, (*c)->summary);

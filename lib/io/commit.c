@@ -11,6 +11,7 @@
 #include "io/replace.h"
 #include "io/staging.h"
 #include "io/sync.h"
+#include "net/remote.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -62,6 +63,11 @@ static fc_code resolve(fc_commit *commit, fc_error *err) {
     }
     commit->target = strndup(target, len);
     FC_NEED(commit->target, err, NULL);
+    if (fc_is_remote(target)) {
+        return fc_fail(err, FC_EUNSUPPORTED,
+                       "%s: nothing is written to servers yet: write a file or a directory here, and upload it",
+                       target);
+    }
     char *real = realpath(commit->target, NULL);
     if (real) {
         free(commit->target);

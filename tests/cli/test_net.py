@@ -1,14 +1,17 @@
 #!/usr/bin/env python3
 """Checkpoints on servers: what is read over https equals the files; a server that fails or lies is one line and leaves no target."""
 
+import contextlib
 import hashlib
 import json
 import os
 import random
+import re
 import shutil
 import struct
 import subprocess
 import tempfile
+import time
 import unittest
 
 import net_server
@@ -141,10 +144,58 @@ class Same(Net):
         for name in ("/m/", "/m/model.safetensors"):
             self.assertIn("model.a", self.command("diff", server.name + name, server.name + "/m/other.safetensors", status=1))
 
+    def test_what_cannot_be_on_a_server(self):
+        server = self.serve({"model.safetensors": file_of(3), "x.h5": b"\x89HDF\r\n\x1a\n" + bytes(1000)})
+        name = server.name + "/m/model.safetensors"
+        for arguments in (["consolidate", name, "-o", server.name + "/m/x.safetensors"], ["consolidate", name, "-o", "s3://a/b.safetensors"],
+                          ["verify", name, "--seal"]):
+            self.assertIn("nothing is written to servers", self.command(*arguments, status=5))
+        self.assertIn("on a server: download it first", self.command("view", name, "-o", "v.h5", status=5))
+        self.assertIn("HDF5 is not read from servers", self.command("inspect", server.name + "/m/x.h5", status=5))
+
     def test_what_is_missing(self):
         server = self.serve({"notes.html": b"<html>"})
         for name in ("/m/model.safetensors", "/m/", "/nothing"):
             self.assertIn("no such file", self.command("inspect", server.name + name, status=3))
+
+
+class Process(Net):
+    """The process that talks to servers: what it may do, and what is said without its module."""
+
+    def test_confined(self):
+        server = self.serve({"model.safetensors": file_of(3)})
+        server.delay = 1
+        running = subprocess.Popen([BINARY, "inspect", server.name + "/m/model.safetensors"], stdout=subprocess.DEVNULL,
+                                   env=dict(os.environ, SSL_CERT_FILE=self.certificate[0]))
+        try:
+            while not server.requests:
+                time.sleep(0.01)
+            found = []
+            for pid in filter(str.isdigit, os.listdir("/proc")):
+                with contextlib.suppress(OSError):
+                    with open("/proc/%s/cmdline" % pid, encoding="utf-8", errors="replace") as f:
+                        if server.name in f.read() and int(pid) != running.pid:
+                            found.append(pid)
+            self.assertEqual(len(found), 1)
+            with open("/proc/%s/status" % found[0], encoding="utf-8") as f:
+                status = dict(line.rstrip("\n").split(":\t", 1) for line in f if ":\t" in line)
+            self.assertEqual(status["NoNewPrivs"], "1")
+            version = subprocess.run([BINARY, "--version"], capture_output=True, text=True, check=True).stdout
+            if not re.search(r"seccomp +no", version):
+                self.assertEqual(status["Seccomp"], "2")
+            open_files = {os.readlink("/proc/%s/fd/%s" % (found[0], fd)) for fd in os.listdir("/proc/%s/fd" % found[0])}
+            self.assertEqual([name for name in open_files if not name.startswith(("socket:", "pipe:", "anon_inode:")) and name != "/dev/null"], [])
+        finally:
+            self.assertEqual(running.wait(), 0)
+        for _ in range(500):  # it ends with the command
+            if not os.path.exists("/proc/" + found[0]):
+                break
+            time.sleep(0.01)
+        self.assertFalse(os.path.exists("/proc/" + found[0]))
+
+    def test_without_the_module(self):
+        line = self.command("inspect", "https://localhost/model.safetensors", status=5, FSDPCKPT_MODULE_PATH=self.dir)
+        self.assertIn("libfsdpckpt-net.so was not found", line)
 
 
 class Requests(Net):

@@ -14,6 +14,7 @@
 #include "hdf5/writer/groups.h"
 #include "hdf5/writer/writer.h"
 #include "io/file.h"
+#include "net/remote.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -377,6 +378,13 @@ fc_code fc_view(const fc_checkpoint *source, const char *path, const fc_view_opt
     memset(report, 0, sizeof *report);
     if (source->format->layout_only) {
         return fc_fail(err, FC_EUSAGE, "%s: a schema has no data to view", source->path);
+    }
+    for (size_t i = 0; i < source->nfiles; i++) {
+        if (fc_is_remote(source->files[i].path)) {
+            return fc_fail(err, FC_EUNSUPPORTED,
+                           "%s: a view refers to files, and this is on a server: download it first",
+                           source->files[i].path);
+        }
     }
     /* A view must not replace its own source. */
     FC_TRY(fc_checkpoint_spare(source, path, false, err));

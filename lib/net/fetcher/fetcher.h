@@ -22,6 +22,7 @@ enum {
     MOST_URL = 8192,
     MOST_PAGE = 64 << 20, /* bytes of an index or of a page of a list */
     MOST_ENTRIES = 1000000,
+    MOST_PAGES = 10000, /* of a list */
 };
 
 /* What is known of an object or a folder. */
@@ -67,6 +68,7 @@ typedef struct folder {
     fc_error error;
     entry *entries;
     size_t count, capacity;
+    unsigned pages;   /* of its list that were asked for */
     unsigned pending; /* objects and pages that are still asked for */
     object *index;    /* that lists files, while it is read */
     waiter *waiters;

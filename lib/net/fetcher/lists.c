@@ -29,7 +29,7 @@ bool list_ask(fetcher *f, folder *d, const char *mark) {
     } else {
         good = name_hub_url(f, d->name, true, url, &path) && url_add(url, "?recursive=true");
     }
-    transfer *t = good ? transfer_new(f, FOR_PAGE, url) : NULL;
+    transfer *t = good && d->pages++ < MOST_PAGES ? transfer_new(f, FOR_PAGE, url) : NULL;
     if (t) {
         t->folder = d;
     }

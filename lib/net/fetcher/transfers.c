@@ -79,6 +79,9 @@ static void end(fetcher *f, transfer *t) {
         transfer_free(f, t);
         object_opened(f, o, wanted_by);
     } else if (t->purpose == FOR_RANGE) {
+        if (t->error.code == FC_OK && t->redirects > 0 && !t->object->direct) {
+            t->object->direct = strdup(t->url); /* NULL: the next read is redirected again */
+        }
         if (t->error.code != FC_OK) {
             fetcher_send_error(t->reply, &t->error);
         } else {
@@ -325,8 +328,10 @@ static void judge_status(fetcher *f, transfer *t, int64_t server_asks_ms) {
             fail(f, t, FC_ECORRUPT, "was removed while it was read");
         }
     } else {
-        snprintf(text, sizeof text, "%s (status %ld)",
-                 status == 401 || status == 403 ? "the server refuses access" : "the server cannot answer", status);
+        const bool refused = status == 401 || status == 403, hub = name_provider(transfer_name(t)) == PROVIDER_HUB;
+        snprintf(text, sizeof text, "%s (status %ld)%s",
+                 refused ? "the server refuses access" : "the server cannot answer", status,
+                 refused && hub && !f->setup.hub_token[0] ? "; HF_TOKEN gives access" : "");
         fail(f, t, FC_EIO, text);
     }
 }
