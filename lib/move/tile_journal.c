@@ -217,7 +217,8 @@ static fc_code append(fc_tile_journal *j, record_kind kind, fc_notes *notes, fc_
 }
 
 static bool put_head(fc_notes *notes) {
-    return put(notes, 0) && put(notes, 0);
+    static const unsigned char room[HEAD];
+    return fc_notes_add(notes, room, sizeof room);
 }
 
 fc_code fc_tile_journal_sync(const fc_tile_journal *journal, fc_error *err) {

@@ -21,7 +21,7 @@ sys.path[1:1] = [HERE, os.path.join(HERE, "..", "cli")]
 import power  # noqa: E402
 import safetensors_file  # noqa: E402
 
-ROWS = {"quantize": 160, "recipe": 160}  # of the tensors of a small source; the others have 40
+ROWS = {"quantize": 160, "recipe": 160, "delta": 160}  # of the tensors of a small source; the others have 40
 NAMES = {"st": "st.safetensors", "dcp": "dcp", "pt": "x.pt", "packed": "p.h5"}
 EIO = "5"
 # The source, the command, and the name of the target.
@@ -40,6 +40,7 @@ CASES = {
     "recipe": ("pt", ["consolidate", "--recipe", "RECIPE"], "t.h5"),
     "quantize": ("st", ["consolidate", "--quantize=l*.w"], "t.safetensors"),
     "export": ("pt", ["export"], "t"),
+    "delta": ("pt", ["consolidate", "--delta", "DELTA"], "t.safetensors"),
     "compressed_source": ("packed", ["consolidate"], "t.safetensors"),
 }
 
@@ -99,15 +100,17 @@ class Resume:
         self.shim, self.trace = os.path.basename(shim), os.path.basename(trace)
         self.sources, kind = os.path.join(home, "sources"), CASES[case][0]
         os.mkdir(self.sources)
-        for name, seed in (("st", 1), *([("other", 2)] if case == "average" else [])):
+        for name, seed in (("st", 1), *([("other", 2)] if case in ("average", "delta") else [])):
             safetensors_file.write(self.of(name + ".safetensors"), small(rows or ROWS.get(case, 40), columns, seed))
         for made, options in (("dcp", ["--to", "dcp"]), ("pt", ["--to", "pt"]), ("packed", ["--to", "h5", "--compress", "1"])):
             if made == kind:
                 self.must([self.program, "consolidate", self.of("st.safetensors"), "-o", self.of(NAMES[kind]), "-q", *options])
+        if case == "delta":
+            self.must([program, "delta", self.of("st.safetensors"), self.of("other.safetensors"), "-o", self.of("delta"), "-q", "--number=1"])
         with open(self.of("recipe.json"), "w") as f:
             f.write('{"fsdpckpt": "recipe", "schema": 1, "others": "keep", "rules": [{"from": "l{n}.w", "to": "l{n}.weight", "operations": {"transpose": [0, 1]}}]}')
         self.source = self.of(NAMES[kind])
-        words = {"OTHER": self.of("other.safetensors"), "RECIPE": self.of("recipe.json")}
+        words = {"OTHER": self.of("other.safetensors"), "RECIPE": self.of("recipe.json"), "DELTA": self.of("delta")}
         self.command, self.name = [words.get(word, word) for word in CASES[case][1]], CASES[case][2]
         self.disk = os.path.join(home, "disk")
         os.mkdir(self.disk)

@@ -37,7 +37,8 @@ typedef struct fc_progress {
     atomic_uint phase;          /**< fc_phase */
     atomic_uint unit;           /**< fc_counted */
     atomic_uint changes;        /**< odd while a phase begins: see fc_progress_look */
-    atomic_bool cancel;         /**< set it to stop: the job returns FC_EINTERRUPTED and leaves nothing behind */
+    atomic_bool cancel;         /**< set it to stop: the job returns FC_EINTERRUPTED and leaves nothing behind, but for
+                                 fc_convert_options.resumable */
     /** Called at the start of each phase, by the thread that runs the job. May be NULL. */
     void (*began)(void *context, const struct fc_progress *progress);
     void *context; /**< passed to `began` */
