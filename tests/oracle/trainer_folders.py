@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Folders as trainers leave them: the only model inside is read, or one line has the reason and what to do.
 
-torch writes all files. The layouts of fairseq2 (checkpoint/manager.py), ColossalAI (checkpoint_io/utils.py), OLMo-core
+The last cases are folders that LitGPT, OLMo-core, Composer and Ray Train saved themselves (make_trainers.py). Else torch writes all
+files. The layouts of fairseq2 (checkpoint/manager.py), ColossalAI (checkpoint_io/utils.py), OLMo-core
 (train/checkpoint.py), torchtune (_checkpointer.py) and Composer (checkpoint_saver.py) are those of their sources; those of OLMo, LitGPT,
 metaseq, NeMo-RL, Ray Train and nanoGPT are as their users know them.
 
@@ -174,6 +175,32 @@ def metaseq_parts(home):
     must("--tp-plan" in must_run(PROGRAM, "consolidate", root, "-o", home / "none.h5", ok=(5,)).stderr, "no plan")
 
 
+# Of the package: what it saved, and which checkpoint in it is read.
+SAVED = {"litgpt": ("pretrain", "pretrain/step-00000002/lit_model.pth"), "olmo-core": ("run", "run/step2/model_and_optim"),
+         "composer": ("run", "run/ep1-ba2-rank0.pt"), "ray": ("run/checkpoint_2*", "run/checkpoint_2*/model.pt")}
+
+
+def saved(home, package, folder, inner):
+    """A folder that the package itself saved: every command reads it, and the weights are those that it had in memory."""
+    root = CORPUS / "trainers" / package
+    (folder,), (inner,) = root.glob(folder), root.glob(inner)
+    for argv in (["inspect", folder], ["verify", folder], ["diff", folder, inner, "--data"], ["check", folder]):
+        must_run(PROGRAM, *argv)
+    want = {n.removeprefix("module."): t for n, t in load_file(str(root / "expected.safetensors")).items()}  # of a wrapper, or Composer's
+    must_run(PROGRAM, "consolidate", folder, "-o", home / "out.safetensors", "--force", "--model-only")
+    got = load_file(str(home / "out.safetensors"))
+    must(got.keys() == want.keys() and all(torch.equal(got[n], want[n]) for n in want), package, got.keys(), want.keys())
+    must_run(PROGRAM, "reshard", folder, "-o", home / package, "--to", "dcp", "--dp", "3")
+    must("equal: " in must_run(PROGRAM, "diff", home / package, folder, "--data").stdout, package)
+
+
+def adapters_of_litgpt():
+    final = CORPUS / "trainers" / "litgpt" / "finetune" / "final"
+    for end, name in (("lora", ".attn.qkv.lora_A"), ("adapter", ".attn.gating_factor"), ("adapter_v2", ".adapter_scale")):
+        must(name in must_run(PROGRAM, "inspect", final / ("lit_model.pth." + end)).stdout, end)
+    must("name one of them" in must_run(PROGRAM, "inspect", final, ok=(3,)).stderr, final)
+
+
 def main():
     with tempfile.TemporaryDirectory(prefix="fc-trainers-") as folder:
         home = pathlib.Path(folder)
@@ -181,6 +208,9 @@ def main():
             read(home, name, content, inner)
         for name, (content, status, words) in REFUSED.items():
             refused(home, name, content, status, words)
+        for package, (folder, inner) in SAVED.items():
+            saved(home, package, folder, inner)
+        adapters_of_litgpt()
         fairseq2_parallel(home)
         metaseq_parts(home)
     return 0
