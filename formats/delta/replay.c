@@ -18,6 +18,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,25 +26,30 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { LEAST_PER_THREAD = 1 << 20 }; /* bytes of the journal */
+enum {
+    LEAST_PER_THREAD = 1 << 20, /* bytes of the journal */
+    BATCH = 256 << 10,          /* bytes of the journal that are read at once */
+    LENGTH = 20                 /* where a header has the length of what follows */
+};
 
 typedef struct record {
     journal_kind kind;
     uint32_t file, size, length;
     uint64_t offset;
+    const unsigned char *bytes; /* in the batch; `length` of them */
 } record;
 
 typedef struct replay {
     const char *model;
     char path[PATH_MAX]; /* of the journal */
     int fd;
-    uint64_t size, at; /* bytes of the journal, and where the next record is */
-    int *files;        /* malloc'ed: the files of the model, in the order of their numbers */
+    uint64_t size, at;   /* bytes of the journal, and where the records after the batch begin */
+    size_t filled, used; /* bytes of the batch that are whole records, and those of the records that were taken */
+    int *files;          /* malloc'ed: the files of the model, in the order of their numbers */
     size_t nfiles;
     int64_t version;
-    /* What follows the header of the current record, and a place of the model; behind them is room that put_change
-       copies, too. */
-    unsigned char bytes[JOURNAL_MOST + JOURNAL_SHORT], block[FC_JOURNAL_BLOCK + JOURNAL_SHORT];
+    /* Behind the batch and the place of the model is room that put_change copies, too. */
+    unsigned char batch[BATCH + JOURNAL_SHORT], block[FC_JOURNAL_BLOCK + JOURNAL_SHORT];
 } replay;
 
 static fc_code join(char out[PATH_MAX], const char *model, const char *folder, const char *name, fc_error *err) {
@@ -53,25 +59,37 @@ static fc_code join(char out[PATH_MAX], const char *model, const char *folder, c
 
 /* ---- reading ---- */
 
-/* Reads the next record. @return false where the rest is not one. */
-static bool next_record(replay *r, record *out, fc_code *rc, fc_error *err) {
-    unsigned char header[JOURNAL_HEADER];
-    if (!fc_range_within(r->at, sizeof header, r->size)) {
+/* Reads a batch of whole records before `end`. It is empty if what comes next is no record. */
+static fc_code read_batch(replay *r, uint64_t end, fc_error *err) {
+    const size_t some = end - r->at < BATCH ? (size_t)(end - r->at) : BATCH;
+    _Static_assert(BATCH >= JOURNAL_HEADER + JOURNAL_MOST, "a batch has at least one record");
+    r->filled = r->used = 0;
+    FC_TRY(fc_pread_full(r->fd, r->batch, some, r->at, r->path, err));
+    while (some - r->filled >= JOURNAL_HEADER) {
+        const size_t length = (size_t)fc_load_little(r->batch + r->filled + LENGTH, 4);
+        if (length > JOURNAL_MOST || length > some - r->filled - JOURNAL_HEADER) {
+            break;
+        }
+        r->filled += JOURNAL_HEADER + length;
+    }
+    r->at += r->filled;
+    return FC_OK;
+}
+
+/* Takes the next record of the batch. @return false if there is none. */
+static bool take_record(replay *r, record *out) {
+    const unsigned char *header = r->batch + r->used;
+    if (r->used == r->filled) {
         return false;
     }
-    *rc = fc_pread_full(r->fd, header, sizeof header, r->at, r->path, err);
     *out = (record){.kind = (journal_kind)fc_load_little(header, 4),
                     .file = (uint32_t)fc_load_little(header + 4, 4),
                     .offset = fc_load_little(header + 8, 8),
                     .size = (uint32_t)fc_load_little(header + 16, 4),
-                    .length = (uint32_t)fc_load_little(header + 20, 4)};
-    if (*rc != FC_OK || out->length > JOURNAL_MOST || !fc_range_within(r->at + sizeof header, out->length, r->size)) {
-        return false;
-    }
-    *rc = fc_pread_full(r->fd, r->bytes, out->length, r->at + sizeof header, r->path, err);
-    r->bytes[out->length] = '\0';
-    r->at += sizeof header + out->length;
-    return *rc == FC_OK;
+                    .length = (uint32_t)fc_load_little(header + LENGTH, 4),
+                    .bytes = header + JOURNAL_HEADER};
+    r->used += JOURNAL_HEADER + out->length;
+    return true;
 }
 
 /* Computes the digest of the first `size` bytes. */
@@ -103,20 +121,20 @@ static fc_code check_complete(replay *r, bool *complete, fc_error *err) {
     enum { LAST = JOURNAL_HEADER + JOURNAL_LAST, DIGEST = 16 };
     unsigned char digest[DIGEST], magic[JOURNAL_MAGIC_BYTES];
     record last;
-    fc_code rc = FC_OK;
     *complete = false;
     if (r->size < JOURNAL_MAGIC_BYTES + LAST) {
         return FC_OK;
     }
     FC_TRY(fc_pread_full(r->fd, magic, sizeof magic, 0, r->path, err));
     r->at = r->size - LAST;
-    if (memcmp(magic, JOURNAL_MAGIC, sizeof magic) != 0 || !next_record(r, &last, &rc, err) ||
-        last.kind != JOURNAL_END || last.offset != r->size - LAST || last.length != JOURNAL_LAST) {
-        return rc;
+    FC_TRY(read_batch(r, r->size, err));
+    if (memcmp(magic, JOURNAL_MAGIC, sizeof magic) != 0 || !take_record(r, &last) || last.kind != JOURNAL_END ||
+        last.offset != r->size - LAST || last.length != JOURNAL_LAST) {
+        return FC_OK;
     }
     FC_TRY(digest_journal(r, r->size - LAST, digest, err));
-    *complete = memcmp(digest, r->bytes, DIGEST) == 0;
-    r->version = (int64_t)fc_load_little(r->bytes + DIGEST, 8);
+    *complete = memcmp(digest, last.bytes, DIGEST) == 0;
+    r->version = (int64_t)fc_load_little(last.bytes + DIGEST, 8);
     return FC_OK;
 }
 
@@ -170,19 +188,23 @@ static fc_code journal_fail(const replay *r, const char *what, fc_error *err) {
                    what);
 }
 
-/* A name of a file in the model itself. */
-static fc_code check_name(const replay *r, const char *name, uint32_t length, fc_error *err) {
-    const bool good = length > 0 && strlen(name) == length && name[0] != '.' && !strchr(name, '/');
-    return good ? FC_OK : journal_fail(r, "a name leads out of the model", err);
+/* Takes the name of a file in the model itself. */
+static fc_code take_name(const replay *r, const record *e, char name[NAME_MAX + 1], fc_error *err) {
+    if (e->length == 0 || e->length > NAME_MAX || e->bytes[0] == '.' || memchr(e->bytes, '/', e->length) ||
+        memchr(e->bytes, '\0', e->length)) {
+        return journal_fail(r, "a name leads out of the model", err);
+    }
+    memcpy(name, e->bytes, e->length);
+    name[e->length] = '\0';
+    return FC_OK;
 }
 
 static fc_code replay_file(replay *r, const record *e, fc_error *err) {
-    const char *name = (const char *)r->bytes;
-    char path[PATH_MAX];
+    char name[NAME_MAX + 1], path[PATH_MAX];
     int *more = realloc(r->files, (r->nfiles + 1) * sizeof *more);
     FC_NEED(more, err, r->path);
     r->files = more;
-    FC_TRY(check_name(r, name, e->length, err));
+    FC_TRY(take_name(r, e, name, err));
     FC_TRY(join(path, r->model, "", name, err));
     const int fd = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
     if (fd < 0) {
@@ -226,13 +248,13 @@ static bool patch(replay *r, const record *e, size_t *first, size_t *end) {
     *end = 0;
     while (at < e->length) {
         size_t gap, length;
-        if (!take_varint(r->bytes, e->length, &at, &gap) || !take_varint(r->bytes, e->length, &at, &length) ||
+        if (!take_varint(e->bytes, e->length, &at, &gap) || !take_varint(e->bytes, e->length, &at, &length) ||
             !fc_range_within(place, gap, e->size) || !fc_range_within(place + gap, length, e->size) ||
             !fc_range_within(at, length, e->length)) {
             return false;
         }
         place += gap;
-        put_change(r->block + place, r->bytes + at, length);
+        put_change(r->block + place, e->bytes + at, length);
         *first = *end == 0 ? place : *first;
         place += length;
         at += length;
@@ -268,9 +290,8 @@ static fc_code replay_changes(replay *r, const record *e, fc_error *err) {
 
 /* An earlier replay may have done this already. */
 static fc_code replay_names(replay *r, const record *e, fc_error *err) {
-    const char *name = (const char *)r->bytes;
-    char from[PATH_MAX], to[PATH_MAX];
-    FC_TRY(check_name(r, name, e->length, err));
+    char name[NAME_MAX + 1], from[PATH_MAX], to[PATH_MAX];
+    FC_TRY(take_name(r, e, name, err));
     FC_TRY(join(from, r->model, SYNC_STAGED, name, err));
     FC_TRY(join(to, r->model, "", name, err));
     const int done = e->kind == JOURNAL_REPLACES ? rename(from, to) : unlinkat(AT_FDCWD, to, 0);
@@ -343,17 +364,17 @@ typedef struct replay_job {
     fc_error error;
 } replay_job;
 
-/* Takes the next record. @return false at the end, or after an error of any worker. */
-static bool take_record(replay_job *job, replay *w, record *out, fc_code *rc, fc_error *err) {
+/* Takes the next batch. @return false at the end, or after an error of any worker. */
+static bool take_batch(replay_job *job, replay *w, fc_code *rc, fc_error *err) {
     pthread_mutex_lock(&job->lock);
     const bool more = job->code == FC_OK && job->replay->at < job->end;
     if (more) {
         w->at = job->replay->at;
-        if (!next_record(w, out, rc, err) && *rc == FC_OK) {
+        *rc = read_batch(w, job->end, err);
+        if (*rc == FC_OK && w->filled == 0) {
             *rc = journal_fail(w, "a record is damaged", err);
         }
-        (void)fc_progress_count(job->progress, w->at - job->replay->at,
-                                NULL); /* it must end, whatever the user wants */
+        (void)fc_progress_count(job->progress, w->filled, NULL); /* it must end, whatever the user wants */
         job->replay->at = w->at;
     }
     pthread_mutex_unlock(&job->lock);
@@ -371,8 +392,10 @@ static void *replay_records(void *context) {
         *w = *job->replay;
         pthread_mutex_unlock(&job->lock);
     }
-    while (rc == FC_OK && take_record(job, w, &e, &rc, &err)) {
-        rc = replay_record(w, &e, &err);
+    while (rc == FC_OK && take_batch(job, w, &rc, &err)) {
+        while (rc == FC_OK && take_record(w, &e)) {
+            rc = replay_record(w, &e, &err);
+        }
     }
     free(w);
     if (rc != FC_OK) {
@@ -388,18 +411,20 @@ static void *replay_records(void *context) {
 
 /* The files come first. Opens them. */
 static fc_code replay_files(replay *r, uint64_t end, fc_error *err) {
-    fc_code rc = FC_OK;
     record e;
     r->at = JOURNAL_MAGIC_BYTES;
-    for (uint64_t at = r->at; at < end; at = r->at) {
-        if (!next_record(r, &e, &rc, err)) {
-            return rc != FC_OK ? rc : journal_fail(r, "a record is damaged", err);
+    while (r->at < end) {
+        FC_TRY(read_batch(r, end, err));
+        if (r->filled == 0) {
+            return journal_fail(r, "a record is damaged", err);
         }
-        if (e.kind != JOURNAL_FILE) {
-            r->at = at;
-            return FC_OK;
+        while (take_record(r, &e)) {
+            if (e.kind != JOURNAL_FILE) {
+                r->at -= r->filled - r->used + JOURNAL_HEADER + e.length;
+                return FC_OK;
+            }
+            FC_TRY(replay_file(r, &e, err));
         }
-        FC_TRY(replay_file(r, &e, err));
     }
     return FC_OK;
 }
