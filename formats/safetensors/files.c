@@ -106,6 +106,23 @@ static fc_code read_shards(fc_arena *arena, fc_st_files *out, fc_error *err) {
     return rc;
 }
 
+/* ---- files of ranks without a record of their layout ---- */
+
+/* A file that is missing among ranks from 0, and among the parts of a rank from 0. */
+static fc_code check_ranks(const fc_st_files *f, fc_error *err) {
+    uint32_t rank = 0, part = 0, ranks = 0;
+    size_t first = 0;
+    for (size_t i = 0; i < f->nfiles; i++) {
+        fc_st_parse_rank_name(f->files[i].name, &rank, &part);
+        ranks = rank >= ranks ? rank + 1 : ranks;
+        first += part == 0;
+    }
+    return first == ranks
+               ? FC_OK
+               : fc_fail(err, FC_ECORRUPT, "%s: a file is missing: there are ranks up to %u, but files of %zu ranks",
+                         f->directory, ranks - 1, first);
+}
+
 /* ---- several files ---- */
 
 /* Files with names such as "model-00001-of-00003" must all exist. Other names do not tell their number. */
@@ -152,6 +169,12 @@ static fc_code find_in_directory(fc_checkpoint *checkpoint, const fc_st_names *l
     if (is_shard(&out->files[0], &shard, &model, &models)) {
         out->kind = ST_SHARDS;
         return read_shards(arena, out, err);
+    }
+    if (fc_st_parse_rank_name(out->files[0].name, &shard, &model) &&
+        (out->nfiles > 1 || out->files[0].name[0] == 'm')) {
+        out->kind = ST_RANKS;
+        out->assumed = true;
+        return check_ranks(out, err);
     }
     out->kind = out->nfiles == 1 ? ST_ONE : ST_MANY;
     return check_numbers(out, err);

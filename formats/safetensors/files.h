@@ -15,6 +15,7 @@ typedef enum fc_st_kind {
     ST_ONE,    /**< one file */
     ST_INDEX,  /**< the files of an index, which maps each tensor to its file */
     ST_SHARDS, /**< shard files, one or more per rank */
+    ST_RANKS,  /**< files of tensor-parallel ranks that do not say how they fit together: names get "rank<r>." */
     ST_MANY    /**< several files without an index */
 } fc_st_kind;
 

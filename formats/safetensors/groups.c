@@ -28,6 +28,14 @@ bool fc_st_parse_shard_name(const char *name, uint32_t *shard, uint32_t *model, 
            strcmp(s, ST_EXTENSION) == 0 && *shard > 0 && *model > 0 && *model <= *models;
 }
 
+bool fc_st_parse_rank_name(const char *name, uint32_t *rank, uint32_t *part) {
+    const char *s = name, *t = name;
+    *part = 0;
+    return (fc_take_text(&s, "model-rank-") && take_number(&s, rank) && fc_take_text(&s, "-part-") &&
+            take_number(&s, part) && strcmp(s, ST_EXTENSION) == 0) ||
+           (fc_take_text(&t, "rank") && take_number(&t, rank) && strcmp(t, ST_EXTENSION) == 0);
+}
+
 bool fc_st_parse_numbered_name(const char *name, size_t *stem, uint32_t *number, uint32_t *count) {
     for (const char *at = strchr(name, '-'); at; at = strchr(at + 1, '-')) {
         const char *s = at + 1;
@@ -77,6 +85,8 @@ static bool counted_group(fc_arena *arena, const char *name, const char **out) {
     *out = NULL;
     if (fc_st_parse_shard_name(name, &shard, &model, &models)) {
         *out = fc_arena_printf(arena, "shard-*-model-*%s", strstr(name, "-of-"));
+    } else if (fc_st_parse_rank_name(name, &shard, &model)) {
+        *out = name[0] == 'm' ? "model-rank-*-part-*.safetensors" : "rank*.safetensors";
     } else if (fc_st_parse_numbered_name(name, &stem, &model, &models)) {
         *out = fc_arena_printf(arena, "%.*s-*%s", (int)stem, name, strstr(name + stem, "-of-"));
     } else {

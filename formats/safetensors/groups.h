@@ -24,5 +24,8 @@ fc_code fc_st_list(const char *directory, fc_listing *out, fc_error *err);
 /** Parses "shard-00001-model-00001-of-00001.safetensors". The numbers are valid if the name is a shard file's. */
 bool fc_st_parse_shard_name(const char *name, uint32_t *shard, uint32_t *model, uint32_t *models);
 
+/** Parses "model-rank-0-part-1.safetensors" of vLLM, and "rank0.safetensors" of TensorRT-LLM, whose part is 0. */
+bool fc_st_parse_rank_name(const char *name, uint32_t *rank, uint32_t *part);
+
 /** Parses "<stem>-00002-of-00005.safetensors"; `*stem` is the stem's length. */
 bool fc_st_parse_numbered_name(const char *name, size_t *stem, uint32_t *number, uint32_t *count);

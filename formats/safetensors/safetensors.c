@@ -3,6 +3,7 @@
  * them.
  */
 #include "safetensors/safetensors.h"
+#include "safetensors/groups.h"
 
 #include "checkpoint/extent.h"
 #include "checkpoint/identity.h"
@@ -14,7 +15,6 @@
 #include "io/path.h"
 #include "read/open_files.h"
 #include "registry.h"
-#include "safetensors/groups.h"
 #include "safetensors/kept.h"
 #include "sharding/recorded.h"
 
@@ -143,6 +143,21 @@ static fc_code set_mesh(fc_st_reader *o, fc_error *err) {
     return FC_OK;
 }
 
+/* Tells the tensors of ranks apart by their names, which are the same in each file. */
+static fc_code name_ranks(const fc_st_reader *o, fc_error *err) {
+    for (size_t f = 0; o->files.kind == ST_RANKS && f < o->files.nfiles; f++) {
+        uint32_t rank, part;
+        fc_st_parse_rank_name(o->files.files[f].name, &rank, &part);
+        for (size_t i = 0; i < o->headers[f].nentries; i++) {
+            fc_st_entry *e = &o->headers[f].entries[i];
+            e->name = fc_arena_printf(o->checkpoint->arena, "rank%u.%s", rank, e->name);
+            e->path = NULL;
+            FC_NEED(e->name, err, o->checkpoint->path);
+        }
+    }
+    return FC_OK;
+}
+
 static uint32_t last_rank(const fc_st_files *files) {
     uint32_t last = 0;
     for (size_t i = 0; i < files->nfiles; i++) {
@@ -180,7 +195,11 @@ static const char *make_note(const fc_st_reader *o, bool *good) {
                                (size_t)last_rank(&o->files) + 1);
         *good = note != NULL;
     }
-    if (o->files.assumed) {
+    if (o->files.kind == ST_RANKS) {
+        note = fc_arena_printf(arena, "files of ranks: names begin with 'rank0.' and so on, and a recipe (vllm-llama, "
+                                      "tensorrt-llm-llama) joins them");
+        *good = note != NULL;
+    } else if (o->files.assumed) {
         note = fc_arena_printf(arena, "%zu files, no index: assumed complete", o->files.nfiles);
         *good = note != NULL;
     }
@@ -286,6 +305,7 @@ static fc_code read_checkpoint(fc_st_reader *o, fc_error *err) {
     FC_TRY(set_mesh(o, err));
     FC_TRY(set_producer(o, err));
     checkpoint->whole = !o->files.assumed && (o->files.kind != ST_SHARDS || checkpoint->mesh.ndim > 0);
+    FC_TRY(name_ranks(o, err));
     FC_TRY(fc_st_build_tensors(o, fc_st_count_objects(o), err));
     FC_TRY(fc_st_build_objects(o, err));
     return keep_states(o, err);

@@ -53,16 +53,6 @@ static const struct {
 } names[] = {
     {"*_pp-rank-*-of-*_tp-rank-*-of-*.safetensors",
      "a folder of a nanotron checkpoint: give the path of the one that has checkpoint_metadata.json", true},
-    {"model-rank-*-part-*.safetensors",
-     "the sharded_state of vLLM: each rank has parts of q, k and v, and of gate and up, in one tensor: use the model "
-     "that "
-     "it was made from",
-     true},
-    {"rank1.safetensors",
-     "files of ranks, as TensorRT-LLM's convert_checkpoint.py makes them: each has parts of q, k and v in one tensor: "
-     "use "
-     "the model that it was made from",
-     true},
     {"checkpoint*-shard[0-9]*.pt",
      "flat shards of fairscale's FullyShardedDataParallel (fairseq, metaseq): merge them with its "
      "consolidate_shard_weights, or with metaseq.scripts.reshard_fsdp",

@@ -48,8 +48,6 @@ CONTENTS = {
 }
 # Paths in a directory that is a checkpoint, and words of the message. The content says nothing.
 DIRECTORIES = {
-    "vllm": (["config.json", "model-rank-0-part-0.safetensors", "model-rank-1-part-0.safetensors"], "sharded_state of vLLM"),
-    "tensorrt-llm": (["config.json", "rank0.safetensors", "rank1.safetensors"], "TensorRT-LLM"),
     "metaseq": (["checkpoint_last-model_part-0-shard0.pt", "checkpoint_last-model_part-0-shard1.pt"], "fairscale's"),
     "colossalai": (["pytorch_optim.bin.index.json", "pytorch_optim-00001.bin", "pytorch_optim_group.bin"], "an optimizer of ColossalAI"),
     "orbax": (["_CHECKPOINT_METADATA", "default/manifest.ocdbt"], "Orbax"), "orbax-item": (["manifest.ocdbt", "d/1"], "Orbax"),

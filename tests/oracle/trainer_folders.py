@@ -106,8 +106,7 @@ REFUSED = {
     "DeepSpeed pipeline": ({**{"global_step5/layer_0%d-model_00-model_states.pt" % i: pt({"w": torch.ones(2)}) for i in range(2)},
                             "global_step5/mp_rank_00_model_states.pt": pt({"module": None, "num_layers": 2}),
                             "latest": lambda path: path.write_text("global_step5")}, 5, "ds_to_universal.py"),
-    "vLLM": ({"model-rank-%d-part-0.safetensors" % r: st(MODEL) for r in range(2)}, 5, "sharded_state of vLLM"),
-    "TensorRT-LLM": ({"rank%d.safetensors" % r: st(MODEL) for r in range(2)}, 5, "use the model that it was made from"),
+    "vLLM, a rank is missing": ({"model-rank-1-part-0.safetensors": st(MODEL)}, 3, "a file is missing: there are ranks up to 1"),
     "metaseq": ({"checkpoint_last-model_part-0-shard%d.pt" % r: pt({"model": {"flat_param_0": torch.ones(3)}}) for r in range(2)}, 5,
                 "consolidate_shard_weights"),
 }
@@ -201,9 +200,70 @@ def adapters_of_litgpt():
     must("name one of them" in must_run(PROGRAM, "inspect", final, ok=(3,)).stderr, final)
 
 
+def rank_files(hub, tp, of_vllm):
+    """The tensors of each rank, as vLLM's layers and TensorRT-LLM's convert_checkpoint.py divide those of a Llama."""
+    def rows(t, multiple):
+        return torch.cat([t, torch.zeros(-len(t) % multiple, t.shape[1], dtype=t.dtype)]).chunk(tp)
+
+    def together(name, modules, rank):
+        return torch.cat([hub[name.replace(modules[0], m)].chunk(tp)[rank] for m in modules])
+
+    names = {} if of_vllm else {"model.embed_tokens": "transformer.vocab_embedding", "model.norm": "transformer.ln_f",
+                                "model.layers": "transformer.layers", "self_attn.o_proj": "attention.dense", "self_attn.qkv_proj": "attention.qkv",
+                                "mlp.gate_proj": "mlp.fc", "mlp.up_proj": "mlp.gate", "mlp.down_proj": "mlp.proj",
+                                "post_attention_layernorm": "post_layernorm"}
+    for rank in range(tp):
+        own = {}
+        for name, t in hub.items():
+            if name == "lm_head.weight" or (of_vllm and "embed_tokens" in name):
+                own[name] = rows(t, 64 if of_vllm else tp)[rank]
+            elif ".q_proj." in name:
+                own[name.replace("q_proj", "qkv_proj")] = together(name, ("q_proj", "k_proj", "v_proj"), rank)
+            elif of_vllm and ".gate_proj." in name:
+                own[name.replace("gate_proj", "gate_up_proj")] = together(name, ("gate_proj", "up_proj"), rank)
+            elif ".o_proj." in name or ".down_proj." in name:
+                own[name] = t.chunk(tp, 1)[rank]
+            elif ".gate_proj." in name or (not of_vllm and ".up_proj." in name):
+                own[name] = t.chunk(tp)[rank]
+            elif not any(m in name for m in (".k_proj.", ".v_proj.", ".up_proj.")):
+                own[name] = t
+        for old, new in names.items():
+            own = {name.replace(old, new): t for name, t in own.items()}
+        yield {name: t.contiguous() for name, t in own.items()}
+
+
+def inference_ranks(home):
+    """The ranks of vLLM and TensorRT-LLM, joined by a recipe with the sizes of config.json."""
+    case = CORPUS / "recipes" / "megatron-dist-llama"
+    hub, config = load_file(str(case / "to.safetensors")), json.loads((case / "config.json").read_text())
+    for name, tp, of_vllm in (("vLLM", 2, True), ("vLLM", 1, True), ("TensorRT-LLM", 2, False)):
+        root = home / ("%s-%d" % (name, tp))
+        files = {"config.json": js({**config, "mapping": {"tp_size": tp, "pp_size": 1}})}
+        for rank, own in enumerate(rank_files(hub, tp, of_vllm)):
+            half = sorted(own)[::2]
+            parts = [{n: own[n] for n in half}, {n: t for n, t in own.items() if n not in half}] if of_vllm else [own]
+            files.update({("model-rank-%d-part-%d" % (rank, i) if of_vllm else "rank%d" % rank) + ".safetensors": st(part)
+                          for i, part in enumerate(parts)})
+        build(root, files)
+        recipe = "vllm-llama" if of_vllm else "tensorrt-llm-llama"
+        got, told = weights(home, root, "--recipe", recipe, "--config", root)
+        hub_names = {n.removeprefix("model."): t for n, t in hub.items()}
+        must(got.keys() == hub_names.keys() and all(torch.equal(got[n], t) for n, t in hub_names.items()), name, sorted(got))
+        must("a recipe (vllm-llama, tensorrt-llm-llama) joins them" in told, name, told)
+        must_run(PROGRAM, "export", root, "-o", home / "hub", "--force")
+        same = load_file(str(home / "hub" / "model.safetensors"))
+        must(same.keys() == hub.keys() and all(torch.equal(same[n], t) for n, t in hub.items()), name, "export")
+    (root / "config.json").write_text(json.dumps({**config, "mapping": {"tp_size": 1, "pp_size": 2}}))
+    run = must_run(PROGRAM, "consolidate", root, "-o", home / "none.h5", "--recipe", recipe, "--config", root, ok=(2,))
+    must("attention.qkv.weight" in run.stderr, "pipeline stages", run.stderr)
+    (root / "config.json").write_text(json.dumps({**config, "num_key_value_heads": 1, "mapping": {"tp_size": 2, "pp_size": 1}}))
+    must_run(PROGRAM, "consolidate", root, "-o", home / "none.h5", "--recipe", recipe, "--config", root, ok=(2,))
+
+
 def main():
     with tempfile.TemporaryDirectory(prefix="fc-trainers-") as folder:
         home = pathlib.Path(folder)
+        inference_ranks(home)
         for name, (content, inner) in READ.items():
             read(home, name, content, inner)
         for name, (content, status, words) in REFUSED.items():
