@@ -136,7 +136,9 @@ class Same(Net):
     def test_plain_http_on_this_machine(self):
         server = self.serve({"model.safetensors": file_of(3)}, https=False)
         self.command("inspect", server.name + "/m/model.safetensors")
-        self.assertIn("http:// is only for servers on this machine", self.command("inspect", "http://example.com/a.safetensors", status=2))
+        for host in ("example.com", "127.0.0.1.example.com", "10.0.0.1"):
+            told = self.command("inspect", "http://%s/a.safetensors" % host, status=2)
+            self.assertIn("http:// is only for servers on this machine", told)
 
     def test_one_file_in_a_folder_with_others(self):
         files = {"model.safetensors": file_of(3), "other.safetensors": file_of(4)}

@@ -4,6 +4,7 @@
  */
 #include "net/fetcher/fetcher.h"
 
+#include <arpa/inet.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -103,8 +104,11 @@ static void fail(fetcher *f, transfer *t, fc_code code, const char *what) {
 
 /* ---- starts ---- */
 
+/* A name such as 127.example.com is no address. */
 static bool is_loopback(const char *host) {
-    return strcmp(host, "localhost") == 0 || strncmp(host, "127.", 4) == 0 || strcmp(host, "[::1]") == 0;
+    struct in_addr address;
+    return strcmp(host, "localhost") == 0 || strcmp(host, "[::1]") == 0 ||
+           (inet_pton(AF_INET, host, &address) == 1 && ntohl(address.s_addr) >> 24 == 127);
 }
 
 /* Writes "host:port" of the URL. @return what is wrong with the URL; NULL: nothing */
