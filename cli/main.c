@@ -157,7 +157,11 @@ static fc_code run_shown(const command *c, const options *o, text_out *out, fc_e
     cli_notes notes = {.count = 0};
     cli_call call = {o, out, &progress, progress_now(), &notes, fc_session_new(), fc_arena_new()};
     progress_view *view = progress_start(&progress, o, call.started);
-    fc_code rc = call.arena && call.session ? c->run(&call, err) : fc_no_memory(err, NULL);
+    fc_code rc = call.arena && call.session ? FC_OK : fc_no_memory(err, NULL);
+    if (rc == FC_OK && o->hdf5_plugins) {
+        rc = fc_session_set_plugins(call.session, o->hdf5_plugins, err);
+    }
+    rc = rc == FC_OK ? c->run(&call, err) : rc;
     fc_session_free(call.session);
     fc_arena_free(call.arena);
     progress_stop(view);

@@ -78,7 +78,7 @@ const command command_recipes = {
     .examples = examples,
     .helps = helps,
     .takes = TAKES_COMMON | TAKES(OPT_INFER) | TAKES(OPT_OUTPUT) | TAKES(OPT_FORCE) | TAKES(OPT_CONFIG) |
-             TAKES(OPT_MODEL_ONLY) | TAKES(OPT_JOBS) | TAKES(OPT_MEMORY) | TAKES(OPT_FOLLOW_EXTERNAL),
+             TAKES(OPT_MODEL_ONLY) | TAKES(OPT_JOBS) | TAKES(OPT_MEMORY) | TAKES_EXTERNAL,
     .usual = TAKES(OPT_INFER) | TAKES(OPT_OUTPUT) | TAKES(OPT_CONFIG) | TAKES(OPT_MODEL_ONLY) | TAKES(OPT_QUIET),
     .run = run_recipes,
 };

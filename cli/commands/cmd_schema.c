@@ -142,8 +142,7 @@ const command command_schema = {
     .examples = examples,
     .helps = helps,
     .takes = TAKES_COMMON | TAKES_RECIPE | TAKES(OPT_OUTPUT) | TAKES(OPT_MODEL_ONLY) | TAKES(OPT_INCLUDE) |
-             TAKES(OPT_EXCLUDE) | TAKES(OPT_STRIP_PREFIX) | TAKES(OPT_RENAME) | TAKES(OPT_FORCE) |
-             TAKES(OPT_FOLLOW_EXTERNAL),
+             TAKES(OPT_EXCLUDE) | TAKES(OPT_STRIP_PREFIX) | TAKES(OPT_RENAME) | TAKES(OPT_FORCE) | TAKES_EXTERNAL,
     .usual = TAKES(OPT_OUTPUT) | TAKES(OPT_MODEL_ONLY) | TAKES(OPT_INCLUDE) | TAKES(OPT_EXCLUDE) | TAKES(OPT_FORCE),
     .run = run_schema,
 };

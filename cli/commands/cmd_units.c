@@ -290,8 +290,8 @@ const command command_units = {
         "in torch. Optimizer state, objects and buffers are in no unit.",
     .examples = examples,
     .takes = TAKES_COMMON | TAKES(OPT_POLICY) | TAKES(OPT_CLASSES) | TAKES(OPT_IGNORE) | TAKES(OPT_MODEL_ONLY) |
-             TAKES(OPT_INCLUDE) | TAKES(OPT_EXCLUDE) | TAKES(OPT_STRIP_PREFIX) | TAKES(OPT_FOLLOW_EXTERNAL) |
-             TAKES(OPT_SCHEMA) | TAKES(OPT_JSON),
+             TAKES(OPT_INCLUDE) | TAKES(OPT_EXCLUDE) | TAKES(OPT_STRIP_PREFIX) | TAKES_EXTERNAL | TAKES(OPT_SCHEMA) |
+             TAKES(OPT_JSON),
     .usual = TAKES(OPT_POLICY) | TAKES(OPT_CLASSES) | TAKES(OPT_IGNORE) | TAKES(OPT_SCHEMA) | TAKES(OPT_MODEL_ONLY) |
              TAKES(OPT_JSON),
     .run = run_units,

@@ -313,8 +313,8 @@ const command command_verify = {
         "follow one, and says what it could not check.",
     .examples = examples,
     .helps = helps,
-    .takes = TAKES_COMMON | TAKES_DELTA | TAKES(OPT_JOBS) | TAKES(OPT_MEMORY) | TAKES(OPT_FOLLOW_EXTERNAL) |
-             TAKES(OPT_SEAL) | TAKES(OPT_FORCE) | TAKES(OPT_JSON),
+    .takes = TAKES_COMMON | TAKES_DELTA | TAKES(OPT_JOBS) | TAKES(OPT_MEMORY) | TAKES_EXTERNAL | TAKES(OPT_SEAL) |
+             TAKES(OPT_FORCE) | TAKES(OPT_JSON),
     .usual = TAKES(OPT_SEAL) | TAKES(OPT_FORCE) | TAKES(OPT_JOBS) | TAKES(OPT_JSON),
     .run = run_verify,
 };

@@ -50,6 +50,8 @@ static const struct {
     [FC_HINT_EXCLUDE_OTHERS] = {"leave out all but one, as with %s", "leave out all but one with --exclude GLOB"},
     [FC_HINT_ONE_FILE] = {NULL, "use 'fsdpckpt consolidate', or name a directory"},
     [FC_HINT_UNSPLIT] = {NULL, "leave out --max-shard-size, or name a directory"},
+    [FC_HINT_PLUGINS] = {"--hdf5-plugins DIR reads it with a plugin of libhdf5, --exclude '%s' leaves it out",
+                         "--hdf5-plugins DIR reads it with a plugin of libhdf5"},
     [FC_HINT_CHECK] = {"use 'fsdpckpt check --schema %s'", "use 'fsdpckpt check --schema'"},
 };
 

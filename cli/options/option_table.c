@@ -294,6 +294,13 @@ const option_row option_table[OPT_COUNT] = {
                              .offset = FIELD(follow_external),
                              .help = "allow HDF5 external links, external storage, virtual datasets over other files, "
                                      "and symbolic links that leave the checkpoint"},
+    [OPT_HDF5_PLUGINS] = {.name = "hdf5-plugins",
+                          .kind = KIND_TEXT,
+                          .arg = "DIR",
+                          .offset = FIELD(hdf5_plugins),
+                          .help =
+                              "load plugins of libhdf5 from DIR, for HDF5 filters that fsdpckpt does not have. They "
+                              "are code: name a folder that you trust"},
     [OPT_LIKE] =
         {.name = "like",
          .kind = KIND_TEXT,
@@ -452,7 +459,7 @@ const option_group option_groups[OPTION_GROUPS] = {
                               TAKES(OPT_ADAPTER_CONFIG) | TAKES(OPT_WEIGHTS) | TAKES(OPT_TAKE_FIRST) |
                               TAKES(OPT_TENSOR)},
     {"Source and reference", TAKES(OPT_SCHEMA) | TAKES(OPT_LIKE) | TAKES(OPT_AGAINST) | TAKES(OPT_ALLOW_MISSING) |
-                                 TAKES(OPT_ALLOW_UNEXPECTED) | TAKES(OPT_HEADERS_ONLY) | TAKES(OPT_FOLLOW_EXTERNAL) |
+                                 TAKES(OPT_ALLOW_UNEXPECTED) | TAKES(OPT_HEADERS_ONLY) | TAKES_EXTERNAL |
                                  TAKES(OPT_DATA) | TAKES(OPT_RTOL) | TAKES(OPT_ATOL) | TAKES(OPT_EQUAL_NAN)},
     {"Resources", TAKES(OPT_JOBS) | TAKES(OPT_MEMORY) | TAKES(OPT_COMM) | TAKES(OPT_LOCAL)},
     {"Output", TAKES(OPT_TREE) | TAKES(OPT_ALL) | TAKES(OPT_STATS) | TAKES(OPT_SORT) | TAKES(OPT_DEPTH) |

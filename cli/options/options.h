@@ -60,6 +60,7 @@ typedef enum option_id {
     OPT_STATS,
     OPT_HEADERS_ONLY,
     OPT_FOLLOW_EXTERNAL,
+    OPT_HDF5_PLUGINS,
     OPT_LIKE,
     OPT_AGAINST,
     OPT_SCHEMA,
@@ -103,12 +104,15 @@ __extension__ typedef unsigned __int128 option_set;
 #define TAKES_NAMES                                                                                                    \
     (TAKES(OPT_MODEL_ONLY) | TAKES(OPT_INCLUDE) | TAKES(OPT_EXCLUDE) | TAKES(OPT_STRIP_PREFIX) | TAKES(OPT_RENAME))
 
+/** The options that allow files, and code, that are not of SRC. */
+#define TAKES_EXTERNAL (TAKES(OPT_FOLLOW_EXTERNAL) | TAKES(OPT_HDF5_PLUGINS))
+
 /** The options of every command that writes a checkpoint. */
 #define TAKES_CONVERSION                                                                                               \
     (TAKES_COMMON | TAKES(OPT_OUTPUT) | TAKES(OPT_TO) | TAKES_NAMES | TAKES(OPT_DTYPE) | TAKES(OPT_DTYPE_FOR) |        \
      TAKES(OPT_COMPRESS) | TAKES(OPT_FORCE) | TAKES(OPT_RESUME) | TAKES(OPT_DRY_RUN) | TAKES(OPT_JOBS) |               \
-     TAKES(OPT_MEMORY) | TAKES(OPT_COMM) | TAKES(OPT_LOCAL) | TAKES(OPT_FOLLOW_EXTERNAL) | TAKES(OPT_SCHEMA) |         \
-     TAKES(OPT_JSON) | TAKES(OPT_TRUST_OBJECTS))
+     TAKES(OPT_MEMORY) | TAKES(OPT_COMM) | TAKES(OPT_LOCAL) | TAKES_EXTERNAL | TAKES(OPT_SCHEMA) | TAKES(OPT_JSON) |   \
+     TAKES(OPT_TRUST_OBJECTS))
 
 /** The options of commands that apply a recipe to SRC. */
 #define TAKES_RECIPE (TAKES(OPT_RECIPE) | TAKES(OPT_REVERSE) | TAKES(OPT_CONFIG))
@@ -190,7 +194,7 @@ typedef struct options {
     int sort;      /**< inspect_sort */
     int64_t depth; /**< 0: not given */
     /* check and diff */
-    const char *against, *schema, *junit, *like;
+    const char *against, *schema, *junit, *like, *hdf5_plugins;
     option_list allow_missing, allow_unexpected;
     double rtol, atol;
     bool github, data, equal_nan, seal;

@@ -11,6 +11,7 @@
 #include "checkpoint/identity.h"
 #include "checkpoint/session.h"
 #include "codec/filter.h"
+#include "base/module_place.h"
 #include "fsdpckpt/try.h"
 #include "hdf5/h5.h"
 #include "hdf5/keras.h"
@@ -20,7 +21,9 @@
 #include "io/file.h"
 #include "net/remote.h"
 
+#include <errno.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -126,7 +129,8 @@ static fc_h5_make_job make_box_job;
 static fc_code prepare_reading(fc_checkpoint *checkpoint, fc_error *err) {
     fc_h5_state *state = checkpoint->state;
     for (size_t i = 0; i < state->nstored; i++) {
-        if (state->stored[i].dataset->where == FC_H5_BY_LIBRARY) {
+        const fc_h5_dataset *d = state->stored[i].dataset;
+        if (d->where == FC_H5_BY_LIBRARY && d->kind != FC_H5_UNREADABLE) {
             fc_code rc = fc_h5_starter_start(&state->starter, make_box_job, checkpoint, err);
             return rc == FC_OK ? rc : fc_context(err, rc, "%s", checkpoint->path);
         }
@@ -142,10 +146,19 @@ static void free_server(void *server) {
 static fc_h5_server *server_of(fc_session *session, const fc_format *format) {
     fc_session_part *part = session ? fc_session_part_of(session, format) : NULL;
     if (part && !part->state) {
-        part->state = fc_h5_server_new();
+        part->state = fc_h5_server_new(fc_session_plugins(session));
         part->release = free_server;
     }
     return part ? part->state : NULL;
+}
+
+/* Checks that only this user and root can change the folder of plugins. */
+static fc_code check_plugins(const char *folder, fc_error *err) {
+    char real[PATH_MAX];
+    if (folder && !realpath(folder, real)) {
+        return fc_fail_errno(err, errno, "%s", folder);
+    }
+    return folder ? fc_module_place_check(real, err) : FC_OK;
 }
 
 fc_code fc_h5_open(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {
@@ -158,6 +171,8 @@ fc_code fc_h5_open(fc_checkpoint *checkpoint, const fc_open_options *options, fc
     fc_h5_state *state = fc_arena_calloc(checkpoint->arena, 1, sizeof *state);
     FC_NEED(state, err, checkpoint->path);
     state->follow_external = options->follow_external;
+    state->plugins = fc_session_plugins(options->session);
+    FC_TRY(check_plugins(state->plugins, err));
     state->server = server_of(options->session, checkpoint->format);
     checkpoint->state = state;
     const fc_code rc = open_any(checkpoint, options, err);
@@ -217,8 +232,10 @@ static fc_code filtered_extent(const fc_h5_dataset *d, const fc_chunk *chunk, ui
 }
 
 static fc_code unreadable(const fc_tensor *tensor, const fc_h5_dataset *d, const char *path, fc_error *err) {
-    return fc_advise(err, fc_fail(err, d->code, "%s: dataset /%s: %s", path, d->path, d->message),
-                     d->where == FC_H5_ELSEWHERE ? FC_HINT_FOLLOW_EXTERNAL : FC_HINT_EXCLUDE, tensor->name);
+    const fc_hint hint = d->where == FC_H5_ELSEWHERE    ? FC_HINT_FOLLOW_EXTERNAL
+                         : d->where == FC_H5_BY_LIBRARY ? FC_HINT_PLUGINS
+                                                        : FC_HINT_EXCLUDE;
+    return fc_advise(err, fc_fail(err, d->code, "%s: dataset /%s: %s", path, d->path, d->message), hint, tensor->name);
 }
 
 /* @return the row of the box to which a chunk belongs, in a checkpoint that was opened from tables. */
@@ -409,6 +426,7 @@ static void make_box_job(void *context, const fc_h5_request *request, int input,
     box->scan = (fc_h5_scan){.inputs = &box->input,
                              .ninputs = 1,
                              .follow_external = state->follow_external,
+                             .plugins = state->plugins,
                              .dataset = stored->dataset->path,
                              .ndim = stored->dataset->kind == FC_H5_OBJECT ? -1 : ndim,
                              .offsets = box->offsets,

@@ -22,6 +22,7 @@ typedef struct fc_h5_state {
     fc_h5_stored *stored;
     size_t nstored, stored_cap;
     bool follow_external;
+    const char *plugins; /**< a folder of plugins of libhdf5; NULL: none */
     /* For a checkpoint that was opened from tables (tables.c). fc_chunk.detail is the row of the box;
      * for a compressed box, it also has a filter mask of 4 bits, and FC_H5_COMPRESSED. */
     const struct fc_h5_file_row *files; /**< by rank; NULL: the files were walked. A full file has no rows */

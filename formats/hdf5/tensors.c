@@ -209,7 +209,7 @@ static bool add_library_boxes(adding *a) {
 static void make_unreadable(fc_h5_dataset *d) {
     static const int64_t one = 1;
     d->kind = FC_H5_UNREADABLE;
-    d->where = d->where == FC_H5_ELSEWHERE ? FC_H5_ELSEWHERE : FC_H5_NOWHERE;
+    d->where = d->where == FC_H5_ELSEWHERE || d->where == FC_H5_BY_LIBRARY ? d->where : FC_H5_NOWHERE;
     d->dtype = FC_OPAQUE;
     d->element = 1;
     d->ndim = 1;

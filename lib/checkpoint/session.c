@@ -3,10 +3,13 @@
  */
 #include "checkpoint/session.h"
 
+#include <dirent.h>
+#include <errno.h>
 #include <stdlib.h>
 
 struct fc_session {
     fc_session_part *parts;
+    const char *plugins;
 };
 
 fc_session *fc_session_new(void) {
@@ -23,6 +26,20 @@ void fc_session_free(fc_session *session) {
         free(part);
     }
     free(session);
+}
+
+fc_code fc_session_set_plugins(fc_session *session, const char *folder, fc_error *err) {
+    DIR *opened = opendir(folder);
+    if (!opened) {
+        return fc_fail_errno(err, errno, "%s", folder);
+    }
+    closedir(opened);
+    session->plugins = folder;
+    return FC_OK;
+}
+
+const char *fc_session_plugins(const fc_session *session) {
+    return session ? session->plugins : NULL;
 }
 
 fc_session_part *fc_session_part_of(fc_session *session, const struct fc_format *format) {

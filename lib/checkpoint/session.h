@@ -13,5 +13,8 @@ typedef struct fc_session_part {
     struct fc_session_part *next;
 } fc_session_part;
 
+/** @return the folder of plugins; NULL: none. `session` may be NULL. */
+const char *fc_session_plugins(const fc_session *session);
+
 /** @return the part of `format`; NULL: out of memory. */
 fc_session_part *fc_session_part_of(fc_session *session, const struct fc_format *format);

@@ -17,7 +17,7 @@ from ._save import _is_masked, _is_sharded, _is_tensor, _leaves, _name, _row
 # Options that select and name the values of NEW, wherever it is; and those for a checkpoint on disk.
 _NAMES = ("model-only", "include", "exclude", "strip-prefix", "rename", "recipe", "reverse", "config")
 _ON_DISK = ("tp-plan", "schema", "follow-external")
-_COMPUTED = ("dtype-for", "dequantize", "quantize", "adapter")
+_COMPUTED = ("dtype-for", "dequantize", "quantize", "adapter", "hdf5-plugins")
 _ENCODINGS, _CHECKSUMS = ("xor", "overwrite", "auto"), ("xxh3-128", "adler32", "blake3")
 _NO_NUMBER, _MOST_NUMBER, _MOST_LEVEL, _MOST_THREADS = -1, 999_999_999, 9, 4096
 

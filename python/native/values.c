@@ -15,6 +15,7 @@ PyObject *native_text(const char *text) {
 static const char *const hint_words[FC_HINT_COUNT] = {
     [FC_HINT_NONE] = "",
     [FC_HINT_EXCLUDE] = "exclude",
+    [FC_HINT_PLUGINS] = "exclude",
     [FC_HINT_EXCLUDE_EACH] = "exclude_each",
     [FC_HINT_TRUST_OBJECTS] = "trust_objects",
     [FC_HINT_FORCE] = "force",

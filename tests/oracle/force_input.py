@@ -31,7 +31,7 @@ LOSES = re.compile(r"(that|which) is read: name another target")
 # or cannot be used here.
 LOSSY = {"dtype": ["bf16"], "dtype-for": ["m.w.weight=bf16"], "model-only": [], "include": ["m.*"], "exclude": ["m.b"], "strip-prefix": ["m"],
          "rename": ["s/^m/n/"], "dequantize": ["bf16"], "quantize": ["m.w.weight"], "adapter": ["../adapter"], "delta": ["../updates"], "recipe": ["../drop.json"]}
-KEEPING = {"jobs": ["2"], "memory": ["8M"], "progress": ["never"], "color": ["never"], "comm": ["none"], "follow-external": [],
+KEEPING = {"jobs": ["2"], "memory": ["8M"], "progress": ["never"], "color": ["never"], "comm": ["none"], "follow-external": [], "hdf5-plugins": ["."],
            "trust-objects": [], "json": [], "quiet": [], "verbose": []}
 OTHERS = {"output": None, "force": None, "help": None, "version": None, "to": ["h5"], "dp": ["3"], "tp": ["2"], "replicas": ["2"],
           "compress": ["1"], "max-shard-size": ["1MB"], "dry-run": [], "rank": ["0"], "tp-plan": ["../plan.json"], "policy": ["always"],

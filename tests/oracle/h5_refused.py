@@ -206,7 +206,7 @@ ATTRIBUTES = {"none": (h5py.Empty("f4"), None), "text": ("a\u00e9", "a\u00e9"), 
               "odd": (np.float64([np.nan, np.inf, -np.inf]), [{"$float": "nan"}, {"$float": "inf"}, {"$float": "-inf"}]),
               "i4": (np.int32([[1, -2], [3, 4]]), [[1, -2], [3, 4]]), "no elements": (np.zeros((2, 0)), [[], []]),
               "17 dimensions": (np.ones((1,) * 17, "i1"), json.loads("[" * 17 + "1" + "]" * 17))}
-FILTERS = {32013: "zfp", 32017: "sz", 32024: "sz3", 32999: "a filter"}
+FILTERS = {32013: "zfp", 32017: "sz", 32024: "sz3", 32999: "an unregistered filter", 305: "lzo"}
 
 
 def raw(kind):

@@ -26,7 +26,7 @@ typedef struct batch {
 } batch;
 
 static fc_code start_batch(batch *b, const char *const *paths, size_t first, size_t count, const fc_h5_span *span,
-                           bool follow, fc_error *err) {
+                           bool follow, const char *plugins, fc_error *err) {
     int keep[FILES_PER_CHILD];
     fc_code rc = FC_OK;
     b->first = first;
@@ -38,7 +38,7 @@ static fc_code start_batch(batch *b, const char *const *paths, size_t first, siz
         b->sizes[b->count] = span->length ? span->length : b->sizes[b->count];
         keep[b->count] = input->fd;
     }
-    b->scan = (fc_h5_scan){.inputs = b->inputs, .ninputs = b->count, .follow_external = follow};
+    b->scan = (fc_h5_scan){.inputs = b->inputs, .ninputs = b->count, .follow_external = follow, .plugins = plugins};
     fc_h5_job job = {.prepare = fc_h5_scan_prepare,
                      .run = fc_h5_scan_run,
                      .context = &b->scan,
@@ -106,7 +106,8 @@ static const fc_h5_span whole = {0, 0};
 
 /* Reads the files from number `from` on in processes of their own. */
 static fc_code scan_apart(fc_arena *arena, const char *const *paths, size_t from, size_t count, const fc_h5_span *span,
-                          size_t datasets, bool follow_external, fc_h5_visit visit, void *context, fc_error *err) {
+                          size_t datasets, bool follow_external, const char *plugins, fc_h5_visit visit, void *context,
+                          fc_error *err) {
     size_t ahead = processors(), per_child = files_per_child(count, datasets, ahead), started = 0, taken = 0;
     size_t next = from;
     fc_code rc = FC_OK;
@@ -115,7 +116,8 @@ static fc_code scan_apart(fc_arena *arena, const char *const *paths, size_t from
     while (taken < started || next < count) {
         while (next < count && started - taken < ahead) {
             size_t n = count - next < per_child ? count - next : per_child;
-            FC_TRY_GOTO(start_batch(&ring[started % ahead], paths, next, n, span, follow_external, err), rc, out);
+            FC_TRY_GOTO(start_batch(&ring[started % ahead], paths, next, n, span, follow_external, plugins, err), rc,
+                        out);
             started++;
             next += n;
         }
@@ -130,7 +132,7 @@ out:
 
 fc_code fc_h5_scan_files(fc_arena *arena, const char *const *paths, size_t count, size_t datasets, bool follow_external,
                          fc_h5_visit visit, void *context, fc_error *err) {
-    return scan_apart(arena, paths, 0, count, &whole, datasets, follow_external, visit, context, err);
+    return scan_apart(arena, paths, 0, count, &whole, datasets, follow_external, NULL, visit, context, err);
 }
 
 /* Reads a file in the process that a command has for all of them. `*available`: whether there is one. */
@@ -158,7 +160,8 @@ static fc_code scan_by(fc_h5_server *server, fc_arena *arena, const char *const 
         }
     }
     return done == count ? FC_OK
-                         : scan_apart(arena, paths, done, count, span, datasets, follow_external, visit, context, err);
+                         : scan_apart(arena, paths, done, count, span, datasets, follow_external,
+                                      fc_h5_server_plugins(server), visit, context, err);
 }
 
 fc_code fc_h5_scan_files_by(fc_h5_server *server, fc_arena *arena, const char *const *paths, size_t count,

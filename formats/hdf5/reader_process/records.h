@@ -40,7 +40,7 @@ typedef enum fc_h5_where {
     FC_H5_IN_RECORD,  /**< compact or decoded by the child: `bytes` */
     FC_H5_IN_CHUNKS,  /**< allocated chunks follow; the rest is the fill value in `bytes` */
     FC_H5_NOWHERE,    /**< never written: the fill value in `bytes` */
-    FC_H5_BY_LIBRARY, /**< only libhdf5 can decode it, box by box in a child */
+    FC_H5_BY_LIBRARY, /**< only libhdf5 can decode it, box by box in a child; UNREADABLE: it would need a plugin */
     FC_H5_ELSEWHERE   /**< in another file: in the sharded layout the owner's; UNREADABLE: one that is not followed */
 } fc_h5_where;
 

@@ -382,6 +382,7 @@ void fc_h5_scan_prepare(void *context) {
     H5Eset_auto2(H5E_DEFAULT, NULL, NULL);
     H5PLset_loading_state(0);
     fc_h5_lend_filters();
+    fc_h5_load_filters(scan->plugins);
     if (!scan->follow_external) {
         H5Lunregister(H5L_TYPE_EXTERNAL);
     }

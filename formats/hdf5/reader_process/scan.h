@@ -22,6 +22,7 @@ typedef struct fc_h5_scan {
     fc_h5_input *inputs;
     size_t ninputs;
     bool follow_external;
+    const char *plugins; /**< a folder with filters to load; NULL: none */
     /* Only for fc_h5_box_run: the box of one dataset, or all of it if ndim is -1. */
     const char *dataset;
     int ndim;
@@ -74,9 +75,16 @@ bool fc_h5_scan_filters(fc_h5_walk *walk, hid_t dcpl, fc_h5_dataset *d, bool *li
 /** Registers filters that libhdf5 lacks. */
 void fc_h5_lend_filters(void);
 
+/** Loads the plugins in a folder that have filters which libhdf5 still lacks. NULL: none. */
+void fc_h5_load_filters(const char *folder);
+
 /** Records an unreadable dataset and the reason. */
 void fc_h5_scan_unreadable(fc_h5_walk *walk, const char *path, const unsigned char *lists, size_t nlists, fc_code code,
                            const char *fmt, ...) __attribute__((format(printf, 6, 7)));
+
+/** Records a dataset that is unreadable without a plugin. */
+void fc_h5_scan_without_plugin(fc_h5_walk *walk, const char *path, const unsigned char *lists, size_t nlists,
+                               const char *message);
 
 /** Records an object whose data is in another file, which is not followed. */
 void fc_h5_scan_elsewhere(fc_h5_walk *walk, const char *path, const unsigned char *lists, size_t nlists,

@@ -57,6 +57,13 @@ void fc_h5_scan_unreadable(fc_h5_walk *walk, const char *path, const unsigned ch
     put_unreadable(walk, &d);
 }
 
+void fc_h5_scan_without_plugin(fc_h5_walk *walk, const char *path, const unsigned char *lists, size_t nlists,
+                               const char *message) {
+    fc_h5_dataset d = {
+        .path = path, .lists = {lists, nlists}, .where = FC_H5_BY_LIBRARY, .code = FC_EUNSUPPORTED, .message = message};
+    put_unreadable(walk, &d);
+}
+
 void fc_h5_scan_elsewhere(fc_h5_walk *walk, const char *path, const unsigned char *lists, size_t nlists,
                           const char *message) {
     fc_h5_dataset d = {

@@ -1,26 +1,55 @@
 /*
  * In the reader process: describes the filters of a dataset.
  */
+#include "base/text.h"
 #include "codec/filter.h"
 #include "hdf5/reader_process/scan.h"
 
 #include <stdio.h>
 
-/* @return the name of a filter by its number in The HDF Group's registry, for files that do not contain the name. */
-static const char *filter_name(uint32_t id) {
-    const fc_filter_info *info = fc_filter_find(id);
-    switch (id) {
-    case 32013:
-        return "zfp";
-    case 32017:
-        return "sz";
-    case 32024:
-        return "sz3";
-    case H5Z_FILTER_SZIP:
-        return "szip";
-    default:
-        return info ? info->name : "a filter";
+/* The filters in The HDF Group's registry that this program does not have. */
+static const struct {
+    H5Z_filter_t id;
+    const char *name;
+} registered[] = {
+    {H5Z_FILTER_SZIP, "szip"},
+    {305, "lzo"},
+    {32002, "mafisc"},
+    {32003, "snappy"},
+    {32005, "apax"},
+    {32006, "cbf"},
+    {32007, "jpeg-xr"},
+    {32009, "spdp"},
+    {32010, "lpc-rice"},
+    {32011, "ccsds-123"},
+    {32012, "jpeg-ls"},
+    {32013, "zfp"},
+    {32014, "fpzip"},
+    {32016, "b3d"},
+    {32017, "sz"},
+    {32018, "fcidecomp"},
+    {32019, "jpeg"},
+    {32020, "vbz"},
+    {32021, "fapec"},
+    {32022, "bitgroom"},
+    {32023, "bitround"},
+    {32024, "sz3"},
+    {32025, "delta-rice"},
+    {32027, "flac"},
+    {32028, "sperr"},
+    {32029, "terse/prolix"},
+    {32030, "ffmpeg"},
+};
+
+/* @return the name of a filter, for files that do not contain one. */
+static const char *filter_name(H5Z_filter_t id) {
+    const fc_filter_info *info = fc_filter_find((uint32_t)id);
+    for (size_t i = 0; i < sizeof registered / sizeof *registered; i++) {
+        if (registered[i].id == id) {
+            return registered[i].name;
+        }
     }
+    return info ? info->name : "an unregistered filter";
 }
 
 /* A filter of the pipeline as the file has it. */
@@ -46,15 +75,19 @@ static void read_filter(hid_t dcpl, int i, uint32_t element, stored_filter *f, f
 }
 
 static void refuse_filter(fc_h5_walk *walk, const fc_h5_dataset *d, const stored_filter *f) {
-    const char *name = f->id >= 32000 || !f->name[0] ? filter_name((uint32_t)f->id) : f->name;
-    char reason[128] = "which cannot be decoded:";
+    const char *name = f->id >= 32000 || !f->name[0] ? filter_name(f->id) : f->name;
+    char message[512], reason[128] = "which cannot be decoded:";
     if (f->lacking) {
         snprintf(reason, sizeof reason, "for which this build lacks a library: build it with the package %s, or",
                  f->lacking);
+    } else if (walk->scan->plugins) {
+        snprintf(reason, sizeof reason, "which no plugin that can be loaded decodes:");
     }
-    fc_h5_scan_unreadable(walk, d->path, d->lists.data, d->lists.size, FC_EUNSUPPORTED,
-                          "compressed with %s (HDF5 filter %d), %s rewrite it with gzip or uncompressed", name,
-                          (int)f->id, reason);
+    snprintf(message, sizeof message,
+             "compressed with %s (HDF5 filter %d), %s rewrite it with gzip or uncompressed, as h5repack -f GZIP=1 does",
+             name, (int)f->id, reason);
+    fc_make_utf8(message);
+    fc_h5_scan_without_plugin(walk, d->path, d->lists.data, d->lists.size, message);
 }
 
 bool fc_h5_scan_filters(fc_h5_walk *walk, hid_t dcpl, fc_h5_dataset *d, bool *library) {

@@ -24,13 +24,22 @@ struct fc_h5_server {
     int requests; /* our end of the socket */
     bool running;
     bool follow_external; /* what the process may do */
+    const char *plugins;  /* a folder; NULL: none */
     bool unavailable;
     size_t files; /* number of files that the process has read */
     pid_t owner;  /* the process that started it, and alone may use it */
 };
 
-fc_h5_server *fc_h5_server_new(void) {
-    return calloc(1, sizeof(fc_h5_server));
+fc_h5_server *fc_h5_server_new(const char *plugins) {
+    fc_h5_server *server = calloc(1, sizeof *server);
+    if (server) {
+        server->plugins = plugins;
+    }
+    return server;
+}
+
+const char *fc_h5_server_plugins(const fc_h5_server *server) {
+    return server ? server->plugins : NULL;
 }
 
 /* Forgets a process that has ended. */
@@ -66,7 +75,7 @@ static bool start(fc_h5_server *server, bool follow_external) {
     if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) {
         return false;
     }
-    fc_h5_scan scan = {.follow_external = follow_external, .requests = ends[1]};
+    fc_h5_scan scan = {.follow_external = follow_external, .plugins = server->plugins, .requests = ends[1]};
     const fc_h5_job job = {.prepare = fc_h5_scan_prepare,
                            .run = fc_h5_serve_run,
                            .context = &scan,

@@ -32,8 +32,11 @@ typedef struct fc_h5_file_request {
 
 typedef struct fc_h5_server fc_h5_server;
 
-/** Starts no process yet. @return NULL: out of memory. */
-fc_h5_server *fc_h5_server_new(void);
+/** Starts no process yet. @param plugins a folder, borrowed; may be NULL. @return NULL: out of memory. */
+fc_h5_server *fc_h5_server_new(const char *plugins);
+
+/** @return the folder of plugins; NULL: none. `server` may be NULL. */
+const char *fc_h5_server_plugins(const fc_h5_server *server);
 
 /** Ends the process. In a process that was forked from the one that started it, only frees memory and descriptors. */
 void fc_h5_server_free(fc_h5_server *server);

@@ -155,6 +155,15 @@ fc_session *fc_session_new(void);
 /** Ends the process. `session` may be NULL. */
 void fc_session_free(fc_session *session);
 
+/**
+ * Names a folder of plugins that decode what the program cannot: filters of HDF5, in the form of libhdf5's plugins.
+ * They are code. They are loaded by the confined process before it is confined, with the rights of the user, and decode
+ * in it afterwards. Without this call, no plugin is loaded, whatever the environment says.
+ * @param folder borrowed for as long as the session and the checkpoints that were opened in it.
+ * @return FC_EIO if it cannot be read.
+ */
+fc_code fc_session_set_plugins(fc_session *session, const char *folder, fc_error *err);
+
 typedef struct fc_open_options {
     bool headers_only;    /**< do not access data files; their sizes and extents stay unchecked */
     bool follow_external; /**< allow HDF5 external links, external storage and virtual datasets of other files */

@@ -52,6 +52,7 @@ typedef enum fc_hint {
     FC_HINT_EXCLUDE_OTHERS,  /**< exclude all adapters but one: `about` has globs for one of them, as above */
     FC_HINT_ONE_FILE,        /**< make a full target, which is one file, or name a directory */
     FC_HINT_UNSPLIT,         /**< do not divide the target by size, or name a directory: fc_selection.max_file_bytes */
+    FC_HINT_PLUGINS,         /**< name a folder of plugins: fc_session_set_plugins; or exclude the value */
     FC_HINT_COUNT
 } fc_hint;
 
