@@ -171,7 +171,7 @@ static fc_code take_answers(exchange *x, fc_error *err) {
             FC_TRY(tell_addresses(x, text, err));
             break;
         default:
-            return fc_fail(err, a->code == FC_OK ? FC_EIO : (fc_code)a->code, "%s", text);
+            return fc_fail(err, a->code < FC_EUSAGE || a->code > FC_ENOMEM ? FC_EIO : (fc_code)a->code, "%s", text);
         }
     }
 }

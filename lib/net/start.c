@@ -33,7 +33,7 @@ static bool fits(const fc_module_file *file, const void *table) {
 }
 
 static fc_code load(const fc_net_module **out, fc_error *err) {
-    static const fc_module_file file = {.name = "names of files on servers",
+    static const fc_module_file file = {.name = "reading from servers",
                                         .stem = "net",
                                         .is_built = FSDPCKPT_HAVE_CURL,
                                         .library = "libcurl (Debian: libcurl4-openssl-dev)",

@@ -22,7 +22,9 @@ enum {
     MOST_URL = 8192,
     MOST_PAGE = 64 << 20, /* bytes of an index or of a page of a list */
     MOST_ENTRIES = 1000000,
-    MOST_PAGES = 10000, /* of a list */
+    MOST_PAGES = 10000,   /* of a list */
+    MOST_INDEXED = 20000, /* files of an index */
+    MOST_AHEAD = 256,     /* files that are opened before they are asked for */
 };
 
 /* What is known of an object or a folder. */

@@ -96,10 +96,11 @@ static bool take_index(fetcher *f, folder *d, const object *o) {
     bool good = true;
     json_object_foreach(map, key, file) {
         const char *name = json_string_value(file);
-        if (name && *name && !strchr(name, '/') && good && d->count < MOST_ENTRIES) {
+        if (name && *name && !strchr(name, '/') && good && d->count < MOST_INDEXED) {
             const size_t before = d->count;
             good = folder_add(d, name, true);
-            object *shard = good && d->count > before && name_has_data(name) ? object_in(f, d, name) : NULL;
+            const bool ahead = good && d->count > before && d->count < MOST_AHEAD && name_has_data(name);
+            object *shard = ahead ? object_in(f, d, name) : NULL;
             if (shard && shard->state == STATE_NEW) {
                 object_open(f, shard, NULL, -1);
             }
@@ -217,7 +218,8 @@ void folder_send(const folder *d, const char *below, int answer) {
         }
         name += n > 0 ? n + 1 : 0;
         const size_t size = strcspn(name, "/");
-        if (size > 0 && size <= FC_NET_MOST_TEXT && (size != last_size || strncmp(name, last, size) != 0)) {
+        const bool dots = (size == 1 && name[0] == '.') || (size == 2 && name[0] == '.' && name[1] == '.');
+        if (size > 0 && size <= FC_NET_MOST_TEXT && !dots && (size != last_size || strncmp(name, last, size) != 0)) {
             fetcher_send(answer, (fc_net_answer){.kind = FC_NET_NAME, .text = (uint32_t)size}, name, size);
             last = name;
             last_size = size;

@@ -8,8 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_AHEAD = 64 };
-
 /* The parameters of a query are in the order in which they are signed. */
 static bool bucket_url(const fetcher *f, const char *name, const char *mark, char url[MOST_URL]) {
     const char *key = "";
