@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Checkpoints on servers: what is read over https equals the files; a server that fails or lies is one line and leaves no target."""
 
+import concurrent.futures
 import contextlib
 import hashlib
 import json
@@ -228,36 +229,42 @@ class Faults(Net):
         self.data = file_of(6000)
         self.path = "/m/model.safetensors"
 
-    def consolidate(self, faults, status=0, files=None, **more):
-        server = self.serve(files or {"model.safetensors": self.data}, **more)
+    def consolidate(self, faults, status=0, **more):
+        """Runs the command in an empty folder, so that several can run at once."""
+        server = self.serve({"model.safetensors": self.data}, **more)
         server.faults[self.path] = list(faults)
-        for name in os.listdir(self.dir):
-            os.unlink(os.path.join(self.dir, name))
-        line = self.command("consolidate", server.name + self.path, "-o", "x.safetensors", status=status)
+        folder = tempfile.mkdtemp(dir=self.dir)
+        target = os.path.join(folder, "x.safetensors")
+        line = self.command("consolidate", server.name + self.path, "-o", target, status=status)
         if status == 0:
-            self.assertTrue(self.bytes_of("x.safetensors").endswith(self.data[-6000 * 1024 - 6:]))
-        self.assertEqual(os.listdir(self.dir), ["x.safetensors"] if status == 0 else [])
+            self.assertTrue(self.bytes_of(target).endswith(self.data[-6000 * 1024 - 6:]))
+        self.assertEqual(os.listdir(folder), ["x.safetensors"] if status == 0 else [])
         return line
 
+    def all_at_once(self, work, cases):
+        with concurrent.futures.ThreadPoolExecutor(6) as pool:
+            for case, job in [(case, pool.submit(work, *case)) for case in cases]:
+                with self.subTest(case):
+                    job.result()
+
     def test_passing(self):
-        for fault in ("reset", "503", "429", "500", "truncated"):
-            with self.subTest(fault):
-                self.consolidate([fault, "", fault, fault, ""])
+        self.all_at_once(self.consolidate, [([fault, "", fault, fault, ""],) for fault in ("reset", "503", "429", "500", "truncated")])
 
     def test_slow(self):
         self.consolidate(["", "slow"])
 
     def test_lies(self):
-        for fault, status, text in (("whole", 3, "support ranges"), ("other-range", 3, "another part"), ("gzip", 3, "compressed"),
-                                    ("shorter", 3, "fewer bytes"), ("endless", 3, "64 KiB of headers"),
-                                    ("to:http://localhost:1/x", 2, "another scheme than https"), ("to:ftp://localhost/x", 2, "another scheme"),
-                                    ("to:" + self.path, 3, "redirects more than 5 times"), ("503", 4, "gave up after 6 attempts"),
-                                    ("reset", 4, "gave up after 6 attempts"), ("403", 4, "refuses access")):
-            for before in ([], [""]):  # the first request, or one of the data
-                with self.subTest(fault=fault, before=before):
-                    line = self.consolidate([*before, "always-" + fault], status=status)
-                    self.assertIn(text, line)
-                    self.assertIn(self.path, line)
+        def lie(fault, status, text, before):
+            line = self.consolidate([*before, "always-" + fault], status=status)
+            self.assertIn(text, line)
+            self.assertIn(self.path, line)
+
+        lies = (("whole", 3, "support ranges"), ("other-range", 3, "another part"), ("gzip", 3, "compressed"), ("shorter", 3, "fewer bytes"),
+                ("endless", 3, "64 KiB of headers"), ("to:http://localhost:1/x", 2, "another scheme than https"),
+                ("to:ftp://localhost/x", 2, "another scheme"), ("to:" + self.path, 3, "redirects more than 5 times"),
+                ("503", 4, "gave up after 6 attempts"), ("reset", 4, "gave up after 6 attempts"), ("403", 4, "refuses access"))
+        # the first request lies, or one of the data
+        self.all_at_once(lie, [(*one, before) for one in lies for before in ([], [""])])
 
     def test_changed(self):
         """Another version than the one whose header was read: by its ETag, and by the answer 412."""
