@@ -58,6 +58,7 @@ def main():
                 write(out, "pickle", archive[start:archive.find(b"PK\1\2", start)])
     torch_files(corpus, out)
     flax_files(corpus, out)
+    filters(corpus, out)
     texts(corpus, out)
 
 
@@ -78,6 +79,26 @@ def flax_files(corpus, out):
         for name in sorted(names):
             if name.endswith(".msgpack"):
                 write(out, "flax", read(folder, name))
+
+
+def filters(corpus, out):
+    """The stored chunks of datasets with one compression, and what fuzz_filters.c needs to know of them."""
+    try:
+        import h5py
+    except ImportError:
+        return
+    for name in ("good/h5-filters.h5", "good/h5-blosc2.h5", "unsupported/h5-blosc2.h5"):
+        with h5py.File(os.path.join(corpus, name)) as f:
+            for d in (d for group in f.values() for d in group.values() if d.chunks):
+                plist, size = d.id.get_create_plist(), d.dtype.itemsize
+                number, _, values, _ = plist.get_filter(plist.get_nfilters() - 1)
+                for n in d.chunks:
+                    size *= n
+                inner = values[4] if number == 32008 and len(values) > 4 else 0
+                if number == 3 or size >= 1 << 18:  # fletcher32 is no compression
+                    continue
+                head = struct.pack("<HBBI", number, inner, d.dtype.itemsize, size)
+                write(out, "filters", head + d.id.read_direct_chunk((0,) * d.ndim)[1])
 
 
 def texts(corpus, out):
