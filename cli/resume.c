@@ -60,8 +60,10 @@ fc_code resume_prepare(const cli_call *call, fc_convert_options *how, fc_error *
         return FC_OK;
     }
     if (o->local) {
-        return fc_fail(err, FC_EUNSUPPORTED,
-                       "--resume: the ranks of --local copy their files anew each time; leave one of the two out");
+        return fc_fail(
+            err, FC_EUNSUPPORTED,
+            "--resume does not work with --local, whose ranks copy their files anew each time: leave one of the two "
+            "out");
     }
     for (int id = 0; id < OPT_COUNT; id++) {
         count += count_texts(o, (option_id)id);

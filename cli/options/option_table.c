@@ -179,8 +179,8 @@ const option_row option_table[OPT_COUNT] = {
                     .offset = FIELD(resume),
                     .help =
                         "keep what is written if the command fails or is killed, and go on with what an earlier run "
-                        "with --resume and the same source and options has kept. Not with --compress, nor with "
-                        "several processes"},
+                        "kept that had --resume, the same source and the same options. It cannot be combined with "
+                        "--compress or mpirun"},
     [OPT_TRUST_OBJECTS] = {.name = "trust-objects",
                            .kind = KIND_FLAG,
                            .offset = FIELD(trust_objects),
@@ -294,13 +294,13 @@ const option_row option_table[OPT_COUNT] = {
                              .offset = FIELD(follow_external),
                              .help = "allow HDF5 external links, external storage, virtual datasets over other files, "
                                      "and symbolic links that leave the checkpoint"},
-    [OPT_HDF5_PLUGINS] = {.name = "hdf5-plugins",
-                          .kind = KIND_TEXT,
-                          .arg = "DIR",
-                          .offset = FIELD(hdf5_plugins),
-                          .help =
-                              "load plugins of libhdf5 from DIR, for HDF5 filters that fsdpckpt does not have. They "
-                              "are code: name a folder that you trust"},
+    [OPT_HDF5_PLUGINS] =
+        {.name = "hdf5-plugins",
+         .kind = KIND_TEXT,
+         .arg = "DIR",
+         .offset = FIELD(hdf5_plugins),
+         .help = "load plugins of libhdf5 from DIR, for HDF5 filters that fsdpckpt does not decode. Plugins "
+                 "are code: name a folder that you trust"},
     [OPT_LIKE] =
         {.name = "like",
          .kind = KIND_TEXT,

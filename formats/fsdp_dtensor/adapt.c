@@ -36,10 +36,11 @@ static fc_code refuse_keys(const fc_target *target, fc_error *err) {
                ? FC_OK
                : fc_advise(
                      err,
-                     fc_fail(err, FC_EUNSUPPORTED,
-                             "%s: has the keys of torch_dist, with layers in one tensor: a recipe to the names of "
-                             "the Hugging Face hub takes them apart, and its reverse gives Megatron's",
-                             target->source->path),
+                     fc_fail(
+                         err, FC_EUNSUPPORTED,
+                         "%s: has the keys of torch_dist, with all layers in one tensor: convert it twice, by a recipe "
+                         "to the names of the Hugging Face hub, and by its reverse to Megatron's",
+                         target->source->path),
                      FC_HINT_RECIPE, NULL);
 }
 
@@ -53,8 +54,8 @@ static fc_code refuse_grouped(const fc_target *target, fc_error *err) {
             return fc_advise(err,
                              fc_fail(err, FC_EUNSUPPORTED,
                                      "%s: tensor %.256s has all experts of a layer, but fsdp_dtensor has a tensor for "
-                                     "each: a recipe to the names of the Hugging Face hub takes them apart, and its "
-                                     "reverse gives Megatron's",
+                                     "each: convert it twice, by a recipe to the names of the Hugging Face hub, and by "
+                                     "its reverse to Megatron's",
                                      target->source->path, name),
                              FC_HINT_RECIPE, NULL);
         }

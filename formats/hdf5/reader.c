@@ -165,7 +165,7 @@ fc_code fc_h5_open(fc_checkpoint *checkpoint, const fc_open_options *options, fc
     if (fc_is_remote(checkpoint->path)) {
         return fc_fail(
             err, FC_EUNSUPPORTED,
-            "%s: HDF5 is not read from servers, because libhdf5 takes hundreds of requests: download it first",
+            "%s: HDF5 is not read from servers, because libhdf5 would send hundreds of requests: download it first",
             checkpoint->path);
     }
     fc_h5_state *state = fc_arena_calloc(checkpoint->arena, 1, sizeof *state);

@@ -31,7 +31,7 @@ void fc_session_free(fc_session *session) {
 fc_code fc_session_set_plugins(fc_session *session, const char *folder, fc_error *err) {
     DIR *opened = opendir(folder);
     if (!opened) {
-        return fc_fail_errno(err, errno, "%s", folder);
+        return fc_fail_errno(err, errno, "%s: the folder of plugins cannot be opened", folder);
     }
     closedir(opened);
     session->plugins = folder;

@@ -100,7 +100,7 @@ static fc_code read_layers(frame *f, fc_error *err) {
     for (uint64_t left = fc_load_big(f->in + LAYERS, 2); left > 0; left--) {
         const uint64_t name = at < f->header ? f->in[at] & 0x1f : 0;
         if (!fc_range_within(at, 1 + name + 5, f->header) || (f->in[at] & 0xe0) != FIXED_STRING) {
-            return damaged("its metalayers have no valid names", err);
+            return damaged("its metalayers have invalid names", err);
         }
         const unsigned char *text = f->in + at + 1;
         const uint64_t offset = fc_load_big(text + name + 1, 4);
@@ -128,7 +128,7 @@ static fc_code read_frame(const unsigned char *in, size_t in_size, frame *f, fc_
                  .element = fc_load_big(in + 48, 4),
                  .chunk = fc_load_big(in + 58, 4)};
     if ((in[FLAGS] & 0x0f) > MOST_VERSION || in[FLAGS] >> 4 != OFFSETS_64 || (in[FLAGS + 1] & 0x0f) != 0) {
-        return unsupported("another form than contiguous, with chunks of one size and offsets of 64 bits", err);
+        return unsupported("a form that is not contiguous, chunks of several sizes, or offsets of another size", err);
     }
     /* The chunk of offsets follows the chunks. */
     if (f->size > in_size || f->header < LEAST_HEADER || f->header > f->size || f->chunks > f->size - f->header ||
@@ -156,7 +156,7 @@ fc_code fc_blosc2_decode(const unsigned char *in, size_t in_size, unsigned char 
     frame f;
     if (!is_frame(in, in_size)) {
         if (in_size == 0 || in[0] >= 0x80) { /* the version of a chunk is a small number */
-            return damaged("it begins like no frame and like no chunk", err);
+            return damaged("it begins neither as a frame nor as a chunk", err);
         }
         return fc_blosc2_decode_chunk(in, in_size, &no_grid, scratch, out, out_size, err);
     }

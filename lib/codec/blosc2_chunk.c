@@ -121,7 +121,7 @@ fc_code fc_blosc2_fill(fc_blosc2_special special, uint64_t element, unsigned cha
         return FC_OK;
     }
     if (special != FC_BLOSC2_NANS || (element != 4 && element != 8) || out_size % element != 0) {
-        return damaged("its special value is none", err);
+        return damaged("its special value is unknown", err);
     }
     for (size_t at = 0; at < out_size; at += element) { /* the quiet NaN */
         out[at + element - 2] = element == 4 ? 0xc0 : 0xf8;
@@ -137,7 +137,7 @@ static fc_code decode_special(const chunk *c, int special, unsigned char *out, s
         return fc_blosc2_fill((fc_blosc2_special)special, c->element, out, out_size, err);
     }
     if (element == 0 || out_size % element != 0) {
-        return damaged("its special value is none", err);
+        return damaged("its special value is unknown", err);
     }
     for (size_t at = 0; at < out_size; at += element) {
         memcpy(out + at, c->in + HEADER, element);

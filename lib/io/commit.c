@@ -65,8 +65,7 @@ static fc_code resolve(fc_commit *commit, fc_error *err) {
     FC_NEED(commit->target, err, NULL);
     if (fc_is_remote(target)) {
         return fc_fail(err, FC_EUNSUPPORTED,
-                       "%s: nothing is written to servers yet: write a file or a directory here, and upload it",
-                       target);
+                       "%s: nothing is written to servers: write the target on this machine, and upload it", target);
     }
     char *real = realpath(commit->target, NULL);
     if (real) {
@@ -151,7 +150,7 @@ fc_code fc_commit_check(const fc_commit_options *how, fc_error *err) {
 void fc_commit_abort(fc_commit *commit) {
     if (commit && commit->keeps && commit->how.reporter.report) {
         fc_error line; /* makes the line printable */
-        fc_fail(&line, FC_OK, "%s: what is written of it is kept in %s: the same command goes on from there",
+        fc_fail(&line, FC_OK, "%s: what is written is kept in %s: repeat the command that wrote it to go on",
                 commit->target, commit->staging.path);
         commit->how.reporter.report(commit->how.reporter.context, line.message);
     }

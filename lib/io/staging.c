@@ -452,8 +452,7 @@ static fc_code clear_one(const leftover *l, fc_error *err) {
     if (!can_be_resumed(l)) {
         rc = settle_and_remove(l, err);
     } else if (!l->resumes) {
-        report(l, "an unfinished conversion to this is kept in %s, until it is resumed: remove it if it will not be",
-               l->entry);
+        report(l, "an unfinished conversion to this is kept in %s: resume it, or remove that directory", l->entry);
     }
     close(lock);
     return rc;

@@ -344,10 +344,11 @@ static fc_code check_request(const fc_checkpoint *source, const char *path, cons
                        path ? path : source->path);
     }
     if (options->resumable && options->selection.compress) {
-        return fc_fail(err, FC_EUNSUPPORTED,
-                       "%s: a conversion that compresses cannot be resumed: where its chunks are depends on all before "
-                       "them; convert without compression, and compress that",
-                       path ? path : source->path);
+        return fc_fail(
+            err, FC_EUNSUPPORTED,
+            "%s: a conversion that compresses cannot be resumed, because the place of each chunk depends on all "
+            "before it: convert without compression, and compress the result",
+            path ? path : source->path);
     }
     if (options->own_shards && options->format->target.adapt) {
         return fc_fail(err, FC_EUNSUPPORTED, "%s: cannot be written as %s directly: save it as dcp, and convert that",

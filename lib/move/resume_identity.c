@@ -129,8 +129,8 @@ static bool is_same_option(const char *a, const char *b) {
 
 /* An option differs. @param gone whether `then` is no longer given at all. */
 static fc_code fail_option(const char *then, const char *now, bool gone, const char *folder, fc_error *err) {
-    static const char what[] = "the conversion that is to be resumed was begun";
-    static const char how[] = "do the same, or remove the directory to begin again";
+    static const char what[] = "the unfinished conversion was begun";
+    static const char how[] = "give the same options, or remove the directory to begin again";
     if (gone && is_same_option(then, now)) {
         return fc_fail(err, FC_EUSAGE, "%s: %s with '%s', not with '%s'; %s", folder, what, then + 1, now + 1, how);
     }
@@ -144,22 +144,20 @@ static fc_code fail_different(const char *then, const char *now, const char *fil
     const char kind = *then == *now ? *now : '\0';
     if (kind == KIND_STATE) {
         return fc_fail(err, FC_ECORRUPT,
-                       "%s: was changed since the conversion to be resumed was begun; remove %s to begin again", file,
+                       "%s: was changed since the unfinished conversion was begun; remove %s to begin again", file,
                        folder);
     }
     if (kind == KIND_PLAN || kind == '\0') {
-        return fc_fail(err, FC_EUSAGE,
-                       "%s: the conversion that is to be resumed has %s; remove the directory to begin again", folder,
-                       kind ? "another plan" : "another number of files");
+        return fc_fail(err, FC_EUSAGE, "%s: the unfinished conversion has %s; remove the directory to begin again",
+                       folder, kind ? "other tensors, or other places for them" : "another number of files");
     }
-    return fc_fail(
-        err, FC_EUSAGE,
-        "%s: the conversion that is to be resumed has the %s %s, not %s; remove the directory to begin again", folder,
-        kind == KIND_VERSION  ? "fsdpckpt version"
-        : kind == KIND_NAME   ? "target"
-        : kind == KIND_FORMAT ? "format"
-                              : "file",
-        then + 1, now + 1);
+    return fc_fail(err, FC_EUSAGE,
+                   "%s: the unfinished conversion has the %s %s, not %s; remove the directory to begin again", folder,
+                   kind == KIND_VERSION  ? "fsdpckpt version"
+                   : kind == KIND_NAME   ? "target"
+                   : kind == KIND_FORMAT ? "format"
+                                         : "file",
+                   then + 1, now + 1);
 }
 
 fc_code fc_resume_compare(const char *begun, size_t size, const fc_notes *now, const char *folder, fc_error *err) {

@@ -33,10 +33,11 @@ fc_code fc_remote_check(const char *name, fc_error *err) {
     const bool is_url = strncmp(name, "http", 4) == 0, is_hub = strncmp(name, "hf://", 5) == 0;
     const char *second = host[host_size] ? host + host_size + 1 : "";
     if (is_url && (memchr(host, '@', host_size) || strpbrk(host, "?#"))) {
-        return fc_fail(err, FC_EUSAGE,
-                       "%.*s...: a name with a user, a query or a fragment is not read, because messages and reports "
-                       "would show it: give the name without it",
-                       (int)shown, name);
+        return fc_fail(
+            err, FC_EUSAGE,
+            "%.*s...: a URL with a user, a query or a fragment is refused, because messages and reports would "
+            "show that part: leave it out",
+            (int)shown, name);
     }
     if (is_hub && (host_size == 0 || strcspn(second, "/@") == 0)) {
         return fc_fail(err, FC_EUSAGE, "%.256s: is not the name of a model on the hub: hf://owner/model[@revision]",
@@ -44,8 +45,9 @@ fc_code fc_remote_check(const char *name, fc_error *err) {
     }
     if (host_size == 0 || (is_url && host[host_size] == '\0') || strlen(name) > FC_NET_MOST_NAME) {
         return fc_fail(err, FC_EUSAGE,
-                       "%.256s: is not the name of a file on a server, such as %shost/model.safetensors", name,
-                       schemes[0]);
+                       "%.256s: is not the name of a file or a folder on a server, such as "
+                       "https://host/model.safetensors or s3://bucket/folder",
+                       name);
     }
     return FC_OK;
 }

@@ -77,7 +77,7 @@ class Resume(harness.Case):
     def test_failed_run_goes_on(self):
         told = self.interrupt().splitlines()
         self.assertEqual(len(told), 2, told)
-        self.assertIn(f"{STAGING}: the same command goes on from there", told[0])
+        self.assertIn(f"{STAGING}: repeat the command that wrote it to go on", told[0])
         self.assertIn("File too large", told[1])
         self.assertEqual(self.listing(), sorted([*self.start, STAGING]))
         self.interrupt()  # a second time
@@ -94,7 +94,7 @@ class Resume(harness.Case):
         self.interrupt()
         stat = os.stat(self.path("m.pt"))
         os.utime(self.path("m.pt"), ns=(stat.st_atime_ns, stat.st_mtime_ns + 1))
-        self.refused(3, contains=["m.pt: was changed since the conversion to be resumed was begun", f"remove ./{STAGING} to begin again"])
+        self.refused(3, contains=["m.pt: was changed since the unfinished conversion was begun", f"remove ./{STAGING} to begin again"])
         os.utime(self.path("m.pt"), ns=(stat.st_atime_ns, stat.st_mtime_ns))
         self.goes_on()
 
@@ -107,17 +107,17 @@ class Resume(harness.Case):
 
     def test_other_options_are_refused(self):
         self.interrupt()
-        self.refused(2, "--exclude", "d.*", contains=[STAGING, "was begun without '--exclude d.*'; do the same"])
+        self.refused(2, "--exclude", "d.*", contains=[STAGING, "was begun without '--exclude d.*'; give the same options"])
         self.refused(2, "--max-shard-size", "99kB", contains=["with '--max-shard-size 100000B', not with '--max-shard-size 99000B'"])
         p = self.run_tool("consolidate", "m.pt", "-o", "out/", *OPTIONS[:2], "-q", "--resume")
         self.assertEqual(p.returncode, 2)
-        self.assertIn("was begun with '--max-shard-size 100000B'; do the same", p.stderr)
+        self.assertIn("was begun with '--max-shard-size 100000B'; give the same options", p.stderr)
         shutil.rmtree(self.path(STAGING))
         self.assertEqual(self.resume("--max-shard-size", "99kB").returncode, 0)
 
     def test_option_of_the_begun_run_is_missed(self):
         self.interrupt("--exclude", "d.*")
-        self.refused(2, contains=["was begun with '--exclude d.*'; do the same"])
+        self.refused(2, contains=["was begun with '--exclude d.*'; give the same options"])
 
     def test_options_without_influence_may_differ(self):
         self.interrupt("--memory", "64M")
@@ -127,8 +127,8 @@ class Resume(harness.Case):
         self.interrupt()
         p = self.run_tool("consolidate", "m.pt", "-o", "out/", *OPTIONS, "-q")
         self.assertEqual(p.returncode, 0)
-        self.assertRegex(p.stderr, rf"\Afsdpckpt: \S*out: an unfinished conversion to this is kept in {STAGING}, until it is resumed: "
-                                   r"remove it if it will not be\n\Z")
+        self.assertRegex(p.stderr, rf"\Afsdpckpt: \S*out: an unfinished conversion to this is kept in {STAGING}: resume it, or "
+                                   r"remove that directory\n\Z")
         self.assertEqual(tree(self.path("out")), self.whole)
         self.assertEqual(self.listing(), sorted([*self.start, STAGING, "out"]))
         self.goes_on("--force")

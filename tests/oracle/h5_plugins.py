@@ -77,8 +77,8 @@ def main(home):
     os.mkdir(other)
     with open(os.path.join(other, "a.so"), "w") as f:
         f.write("no library")
-    fails(5, "inspect", source, "--tensor", "w", "--stats", "--hdf5-plugins", other, text="which no plugin that can be loaded decodes")
-    fails(4, "inspect", source, "--hdf5-plugins", os.path.join(home, "nowhere"), text="nowhere: No such file or directory")
+    fails(5, "inspect", source, "--tensor", "w", "--stats", "--hdf5-plugins", other, text="for which no plugin could be loaded")
+    fails(4, "inspect", source, "--hdf5-plugins", os.path.join(home, "nowhere"), text="nowhere: the folder of plugins cannot be opened: No such file or directory")
     for name in os.listdir(PLUGINS):
         shutil.copy(os.path.join(PLUGINS, name), os.path.join(other, "b.so"))
     works("diff", source, target, "--hdf5-plugins", other, "-q")
@@ -87,7 +87,7 @@ def main(home):
     fails(5, "diff", source, target, "--hdf5-plugins", other, text="can be written by every user")
     os.chmod(other, 0o755)
     os.chmod(os.path.join(other, "b.so"), 0o777)
-    fails(5, "extract", source, "w", "-o", target + ".bin", "--to", "raw", "--hdf5-plugins", other, text="which no plugin that can be loaded decodes")
+    fails(5, "extract", source, "w", "-o", target + ".bin", "--to", "raw", "--hdf5-plugins", other, text="for which no plugin could be loaded")
 
     # What the plugin refuses is damage.
     with h5py.File(source) as f:

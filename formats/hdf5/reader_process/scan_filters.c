@@ -81,7 +81,7 @@ static void refuse_filter(fc_h5_walk *walk, const fc_h5_dataset *d, const stored
         snprintf(reason, sizeof reason, "for which this build lacks a library: build it with the package %s, or",
                  f->lacking);
     } else if (walk->scan->plugins) {
-        snprintf(reason, sizeof reason, "which no plugin that can be loaded decodes:");
+        snprintf(reason, sizeof reason, "for which no plugin could be loaded:");
     }
     snprintf(message, sizeof message,
              "compressed with %s (HDF5 filter %d), %s rewrite it with gzip or uncompressed, as h5repack -f GZIP=1 does",

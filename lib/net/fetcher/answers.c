@@ -131,8 +131,8 @@ static bool check_range(transfer *t) {
     const uint64_t first = t->offset + t->done, last = t->offset + t->length - 1;
     if (a->status == 200) {
         return refuse(t, FC_ECORRUPT,
-                      "the server sent the whole file when it was asked for a part: it must support "
-                      "ranges; download the file first");
+                      "the server sent the whole file when it was asked for a part, so it does not support "
+                      "ranges: download the file first");
     }
     if (!a->has_range) {
         return refuse(t, FC_ECORRUPT, "the server did not say which part of the file it sent (Content-Range)");
@@ -158,7 +158,8 @@ bool answer_check(transfer *t) {
     }
     t->answer.checked = true;
     if (t->answer.encoded) {
-        return refuse(t, FC_ECORRUPT, "the server compressed the bytes, which it was not asked for (Content-Encoding)");
+        return refuse(t, FC_ECORRUPT,
+                      "the server compressed the bytes, although it was not asked to (Content-Encoding)");
     }
     return t->purpose == FOR_PAGE || check_range(t);
 }

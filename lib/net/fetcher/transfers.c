@@ -122,12 +122,12 @@ static const char *find_host(const transfer *t, char *where, size_t size) {
         curl_url_get(url, CURLUPART_PORT, &port, CURLU_DEFAULT_PORT) == CURLUE_OK) {
         const bool https = strcmp(scheme, "https") == 0, http = strcmp(scheme, "http") == 0;
         snprintf(where, size, "%s:%s", host, port);
-        wrong =
-            https                                        ? NULL
-            : http && t->plain_http && is_loopback(host) ? NULL
-            : http && t->plain_http && t->redirects == 0
-                ? "http:// is only for servers on this machine, because anyone on the way can change it: use https://"
-                : "the server redirects to another scheme than https";
+        wrong = https                                        ? NULL
+                : http && t->plain_http && is_loopback(host) ? NULL
+                : http && t->plain_http && t->redirects == 0
+                    ? "http:// is only for servers on this machine, because others on the network could change the "
+                      "data: use https://"
+                    : "the server redirects to another scheme than https";
     }
     curl_free(scheme);
     curl_free(host);
@@ -161,7 +161,7 @@ static void start(fetcher *f, transfer *t) {
     }
     const char *line = known_host(f, where);
     if (line && !*line) {
-        fail(f, t, FC_EIO, "the server's name is not known: no address was found");
+        fail(f, t, FC_EIO, "no address was found for the server: check its name and the network");
         return;
     }
     if (!line) {
@@ -374,7 +374,9 @@ static void judge(fetcher *f, transfer *t, CURLcode result) {
         snprintf(text, sizeof text, "the connection failed (%s)", curl_easy_strerror(result));
         repeat(f, t, 0, text);
     } else if (result == CURLE_PEER_FAILED_VERIFICATION) {
-        fail(f, t, FC_EIO, "the server's certificate is not trusted; SSL_CERT_FILE names a file with others");
+        fail(f, t, FC_EIO,
+             "the server's certificate is not trusted: set SSL_CERT_FILE to a file with the certificate of its "
+             "authority");
     } else {
         fail(f, t, FC_EIO, curl_easy_strerror(result));
     }
