@@ -33,9 +33,13 @@ typedef struct search_path {
 
 static void add_directory(search_path *p, const char *directory, size_t length, const char *below) {
     if (p->count < MAX_DIRECTORIES && length > 0) {
-        int n =
-            snprintf(p->directories[p->count], PATH_MAX, "%.*s%s%s", (int)length, directory, *below ? "/" : "", below);
-        p->count += n > 0 && n < PATH_MAX;
+        char *added = p->directories[p->count];
+        int n = snprintf(added, PATH_MAX, "%.*s%s%s", (int)length, directory, *below ? "/" : "", below);
+        bool known = false; /* the command contains this code itself, unless the library is shared */
+        for (int i = 0; i < p->count; i++) {
+            known |= strcmp(p->directories[i], added) == 0;
+        }
+        p->count += n > 0 && n < PATH_MAX && !known;
     }
 }
 
