@@ -90,6 +90,9 @@ static fc_code open_reference(exported *x, fc_error *err) {
         x->o.like = path = fc_arena_strndup(x->arena, path, (size_t)(slash - path) + (slash == path));
         FC_NEED(path, err, NULL);
     }
+    if (strstr(path, "://")) {
+        return fc_fail(err, FC_EUSAGE, "--like %s: is not a local directory; download the model first", path);
+    }
     const bool of_hub = slash && strchr(path, '/') == slash && slash > path && slash[1] && *path != '.';
     if (of_hub && access(path, F_OK) != 0) {
         return fc_fail(err, FC_EUSAGE,

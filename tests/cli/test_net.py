@@ -154,6 +154,8 @@ class Same(Net):
                           ["verify", name, "--seal"]):
             self.assertIn("nothing is written to servers", self.command(*arguments, status=5))
         self.assertIn("on a server: download it first", self.command("view", name, "-o", "v.h5", status=5))
+        self.assertIn("is not a local directory; download the model first",
+                      self.command("export", name, "-o", "hub", "--like", server.name + "/m", status=2))
         self.assertIn("HDF5 is not read from servers", self.command("inspect", server.name + "/m/x.h5", status=5))
 
     def test_what_is_missing(self):
