@@ -1,5 +1,5 @@
 /*
- * What processes do that are forked to be confined, before they read what is not trusted: see child_process.h.
+ * How a forked process prepares to be confined: see child_process.h.
  */
 #include "base/child_process.h"
 

@@ -26,7 +26,7 @@ typedef struct fc_resume_options {
 } fc_resume_options;
 
 /**
- * Opens the journal, and compares what it says of source and options.
+ * Opens the journal, and compares what it says with the source and the options of this run.
  * @param out receives NULL after a failure.
  * @return FC_EUSAGE or FC_ECORRUPT if the run that began it had others.
  */

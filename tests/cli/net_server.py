@@ -1,4 +1,4 @@
-"""A web server on loopback for test_net.py, with TLS and ranges, that counts requests and can lie. Only Python's standard library.
+"""A web server on loopback for test_net.py, with TLS and ranges. It counts requests and can lie. It needs only Python's standard library.
 
 `faults` maps a path to a list of names, one for each request of it in order; when the list is used up, the server is honest. A name that
 begins with "always-" is not used up.

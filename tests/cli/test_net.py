@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checkpoints on servers: what is read over https equals the files; a server that fails or lies is one line and leaves no target."""
+"""Checkpoints on servers: what is read over https equals the files; a server that fails or lies gives one line and no target."""
 
 import concurrent.futures
 import contextlib

@@ -217,7 +217,7 @@ transfer *transfer_new(fetcher *f, transfer_kind purpose, const char *url);
 void transfers_start(fetcher *f);
 /* Takes finished ones. @return whether there were any */
 bool transfers_finish(fetcher *f);
-/* @return milliseconds until one wants to start */
+/* @return milliseconds until the next one may start */
 int transfers_pause(const fetcher *f);
 void transfers_host_known(fetcher *f, const char *line);
 

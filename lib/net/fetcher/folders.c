@@ -1,6 +1,6 @@
 /*
- * Folders. Web servers list nothing: the files with the names of checkpoints are asked for, and an index says which
- * others there are. For what is listed, see lists.c and fetcher.h.
+ * Folders: see fetcher.h. A web server does not list its folders. So the fetcher asks for files with the usual names of
+ * checkpoints, and for those that an index names. Buckets and the hub have lists (lists.c).
  */
 #include "net/fetcher/fetcher.h"
 
