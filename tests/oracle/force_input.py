@@ -32,7 +32,7 @@ LOSES = re.compile(r"(that|which) is read: name another target")
 LOSSY = {"dtype": ["bf16"], "dtype-for": ["m.w.weight=bf16"], "model-only": [], "include": ["m.*"], "exclude": ["m.b"], "strip-prefix": ["m"],
          "rename": ["s/^m/n/"], "dequantize": ["bf16"], "quantize": ["m.w.weight"], "adapter": ["../adapter"], "delta": ["../updates"], "recipe": ["../drop.json"]}
 KEEPING = {"jobs": ["2"], "memory": ["8M"], "progress": ["never"], "color": ["never"], "comm": ["none"], "follow-external": [], "hdf5-plugins": ["."],
-           "trust-objects": [], "json": [], "quiet": [], "verbose": []}
+           "resume": [], "trust-objects": [], "json": [], "quiet": [], "verbose": []}
 OTHERS = {"output": None, "force": None, "help": None, "version": None, "to": ["h5"], "dp": ["3"], "tp": ["2"], "replicas": ["2"],
           "compress": ["1"], "max-shard-size": ["1MB"], "dry-run": [], "rank": ["0"], "tp-plan": ["../plan.json"], "policy": ["always"],
           "classes": ["../classes.json"], "ignore": ["m"], "reverse": [], "config": ["../adapter"], "adapter-config": ["../adapter/adapter_config.json"],
@@ -78,7 +78,7 @@ def prepare(program, home):
 
 def options_of(program, command):
     text = must_run(program, command, "--help").stdout
-    return re.findall(r"^  (?:-\w, |    )--([a-z-]+)", text, re.MULTILINE)
+    return re.findall(r"^  (?:-\w, |    )--([a-z0-9-]+)", text, re.MULTILINE)
 
 
 def same(a, b):
