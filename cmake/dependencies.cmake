@@ -27,6 +27,8 @@ macro(fsdpckpt_pkg_config name module package lost)
     if(NOT ${name}_FOUND)
       fsdpckpt_missing(${name} ${package} "${lost}" "${module}")
     endif()
+  else()
+    set(${name}_FOUND FALSE) # the cache may say that an earlier configuration found it
   endif()
 endmacro()
 
@@ -47,6 +49,8 @@ macro(fsdpckpt_find_package name found package lost)
     if(NOT ${found})
       fsdpckpt_missing(${name} ${package} "${lost}" "${name}")
     endif()
+  else()
+    set(${found} FALSE)
   endif()
 endmacro()
 
