@@ -20,9 +20,10 @@ typedef struct fc_net_setup {
     int pace;                                /**< percent of the usual waiting times, for tests */
     char key[256], secret[256], token[4096]; /**< of S3; "" if there are none */
     char region[64];
-    char endpoint[512];  /**< of S3: "https://host"; "" for Amazon's */
-    char hub[512];       /**< of the Hugging Face hub */
-    char hub_token[256]; /**< "" if there is none */
+    char endpoint[512];                     /**< of S3: "https://host"; "" for Amazon's */
+    char hub[512];                          /**< of the Hugging Face hub */
+    char hub_token[256];                    /**< "" if there is none */
+    char wrong_bucket[128], wrong_hub[128]; /**< why what is set for them cannot be used; "" if it can */
 } fc_net_setup;
 
 typedef struct fc_net_module {

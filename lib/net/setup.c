@@ -10,17 +10,55 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_LINE = 8192 };
+enum { MOST_LINE = 8192, MOST_WRONG = sizeof((fc_net_setup *)0)->wrong_hub };
 
 static const char *variable(const char *name) {
     const char *value = getenv(name);
     return value && *value ? value : NULL;
 }
 
-/* Keeps what is known already. */
-static void copy(char *out, size_t size, const char *value) {
-    if (value && !out[0] && strlen(value) < size) {
-        snprintf(out, size, "%s", value);
+/* A value and its room. */
+typedef struct place {
+    char *out;
+    size_t size;
+    char *wrong; /* receives what is wrong with the value; has MOST_WRONG bytes */
+} place;
+
+#define PLACE(setup, member, wrong) ((place){(setup)->member, sizeof(setup)->member, (setup)->wrong})
+
+/* Copies a value without the blanks at its ends, unless one is known already. A newline would end the header of the
+   request that the value is sent in. */
+static void copy(place to, const char *what, const char *value) {
+    size_t n = value ? strlen(value) : 0;
+    while (n > 0 && isspace((unsigned char)*value)) {
+        value++;
+        n--;
+    }
+    while (n > 0 && isspace((unsigned char)value[n - 1])) {
+        n--;
+    }
+    bool good = n < to.size;
+    for (size_t i = 0; i < n; i++) {
+        good = good && !iscntrl((unsigned char)value[i]);
+    }
+    if (good && !to.out[0]) {
+        snprintf(to.out, to.size, "%.*s", (int)n, value ? value : "");
+    } else if (!good && !to.out[0] && !to.wrong[0]) {
+        snprintf(to.wrong, MOST_WRONG, "%s is too long or has a newline: set it again", what);
+    }
+}
+
+/* A password in a URL would be sent, and not be used. */
+static void check_url(place url, const char *what) {
+    const char *host = strncmp(url.out, "https://", 8) == 0  ? url.out + 8
+                       : strncmp(url.out, "http://", 7) == 0 ? url.out + 7
+                                                             : "";
+    const size_t n = strlen(url.out);
+    if (n > 0 && !url.wrong[0] && (!*host || *host == '/' || strpbrk(url.out, "@?# \\"))) {
+        snprintf(url.wrong, MOST_WRONG, "%s must be https://host, without a user or a query", what);
+    }
+    if (n > 0 && url.out[n - 1] == '/') {
+        url.out[n - 1] = '\0';
     }
 }
 
@@ -43,17 +81,17 @@ static void take_line(fc_net_setup *s, char *line) {
         return;
     }
     *equals = '\0';
-    const char *key = trim(line), *value = trim(equals + 1);
+    const char *key = trim(line), *value = equals + 1;
     if (strcmp(key, "aws_access_key_id") == 0) {
-        copy(s->key, sizeof s->key, value);
+        copy(PLACE(s, key, wrong_bucket), key, value);
     } else if (strcmp(key, "aws_secret_access_key") == 0) {
-        copy(s->secret, sizeof s->secret, value);
+        copy(PLACE(s, secret, wrong_bucket), key, value);
     } else if (strcmp(key, "aws_session_token") == 0) {
-        copy(s->token, sizeof s->token, value);
+        copy(PLACE(s, token, wrong_bucket), key, value);
     } else if (strcmp(key, "region") == 0) {
-        copy(s->region, sizeof s->region, value);
+        copy(PLACE(s, region, wrong_bucket), key, value);
     } else if (strcmp(key, "endpoint_url") == 0) {
-        copy(s->endpoint, sizeof s->endpoint, value);
+        copy(PLACE(s, endpoint, wrong_bucket), key, value);
     }
 }
 
@@ -87,53 +125,54 @@ static void read_profile(fc_net_setup *s, const char *path, const char *below, c
     }
 }
 
+/* Takes a variable, unless the value is known already. */
+static void copy_variable(place to, const char *name) {
+    copy(to, name, variable(name));
+}
+
 static void read_s3(fc_net_setup *s) {
     const char *profile = variable("AWS_PROFILE");
-    copy(s->region, sizeof s->region, variable("AWS_REGION"));
-    copy(s->region, sizeof s->region, variable("AWS_DEFAULT_REGION"));
-    copy(s->endpoint, sizeof s->endpoint, variable("AWS_ENDPOINT_URL_S3"));
-    copy(s->endpoint, sizeof s->endpoint, variable("AWS_ENDPOINT_URL"));
+    copy_variable(PLACE(s, region, wrong_bucket), "AWS_REGION");
+    copy_variable(PLACE(s, region, wrong_bucket), "AWS_DEFAULT_REGION");
+    copy_variable(PLACE(s, endpoint, wrong_bucket), "AWS_ENDPOINT_URL_S3");
+    copy_variable(PLACE(s, endpoint, wrong_bucket), "AWS_ENDPOINT_URL");
     if (variable("AWS_ACCESS_KEY_ID") && variable("AWS_SECRET_ACCESS_KEY")) {
-        copy(s->key, sizeof s->key, variable("AWS_ACCESS_KEY_ID"));
-        copy(s->secret, sizeof s->secret, variable("AWS_SECRET_ACCESS_KEY"));
-        copy(s->token, sizeof s->token, variable("AWS_SESSION_TOKEN"));
+        copy_variable(PLACE(s, key, wrong_bucket), "AWS_ACCESS_KEY_ID");
+        copy_variable(PLACE(s, secret, wrong_bucket), "AWS_SECRET_ACCESS_KEY");
+        copy_variable(PLACE(s, token, wrong_bucket), "AWS_SESSION_TOKEN");
     }
     fc_net_setup files = {.pace = 0};
     profile = profile ? profile : "default";
     read_profile(&files, variable("AWS_SHARED_CREDENTIALS_FILE"), ".aws/credentials", profile);
     read_profile(&files, variable("AWS_CONFIG_FILE"), ".aws/config", profile);
-    copy(s->region, sizeof s->region, files.region[0] ? files.region : "us-east-1");
-    copy(s->endpoint, sizeof s->endpoint, files.endpoint);
-    if (!s->key[0] && files.secret[0]) { /* a token belongs to its key */
-        copy(s->key, sizeof s->key, files.key);
-        copy(s->secret, sizeof s->secret, files.secret);
-        copy(s->token, sizeof s->token, files.token);
+    copy(PLACE(s, region, wrong_bucket), "region", files.region[0] ? files.region : "us-east-1");
+    copy(PLACE(s, endpoint, wrong_bucket), "endpoint_url", files.endpoint);
+    if (!s->key[0] && (files.secret[0] || files.wrong_bucket[0])) { /* a token belongs to its key */
+        copy(PLACE(s, key, wrong_bucket), "aws_access_key_id", files.key);
+        copy(PLACE(s, secret, wrong_bucket), "aws_secret_access_key", files.secret);
+        copy(PLACE(s, token, wrong_bucket), "aws_session_token", files.token);
+        copy(PLACE(s, wrong_bucket, wrong_bucket), "", files.wrong_bucket);
     }
+    check_url(PLACE(s, endpoint, wrong_bucket), "AWS_ENDPOINT_URL");
 }
 
 static void read_hub(fc_net_setup *s) {
-    char path[PATH_MAX], line[sizeof s->hub_token];
+    char path[PATH_MAX], line[MOST_LINE];
     const char *home = variable("HF_HOME"), *given = variable("HF_TOKEN_PATH");
-    copy(s->hub, sizeof s->hub, variable("HF_ENDPOINT"));
-    copy(s->hub, sizeof s->hub, "https://huggingface.co");
-    copy(s->hub_token, sizeof s->hub_token, variable("HF_TOKEN"));
+    copy_variable(PLACE(s, hub, wrong_hub), "HF_ENDPOINT");
+    copy(PLACE(s, hub, wrong_hub), "", "https://huggingface.co");
+    copy_variable(PLACE(s, hub_token, wrong_hub), "HF_TOKEN");
     if (!given && home && snprintf(path, sizeof path, "%s/token", home) < (int)sizeof path) {
         given = path;
     }
     FILE *file = s->hub_token[0] ? NULL : open_own(given, ".cache/huggingface/token");
     if (file && fgets(line, sizeof line, file)) {
-        copy(s->hub_token, sizeof s->hub_token, trim(line));
+        copy(PLACE(s, hub_token, wrong_hub), "the token of the hub", line);
     }
     if (file) {
         fclose(file);
     }
-}
-
-static void drop_slash(char *url) {
-    const size_t n = strlen(url);
-    if (n > 0 && url[n - 1] == '/') {
-        url[n - 1] = '\0';
-    }
+    check_url(PLACE(s, hub, wrong_hub), "HF_ENDPOINT");
 }
 
 /* SSL_CERT_FILE and CURL_CA_BUNDLE are known to other programs. FSDPCKPT_NET_PACE is for tests: 1 waits a hundredth. */
@@ -145,6 +184,4 @@ void fc_net_setup_read(fc_net_setup *out) {
     out->pace = percent > 0 && percent < 100 ? (int)percent : 100;
     read_s3(out);
     read_hub(out);
-    drop_slash(out->endpoint);
-    drop_slash(out->hub);
 }

@@ -130,6 +130,22 @@ class Buckets(Net):
         server.answer = lambda handler: handler.plain(200, [], b"<html>") or True
         self.assertIn("list of files cannot be understood", self.command("inspect", name, status=3, **self.environment(server)))
 
+    def test_what_is_set(self):
+        """A newline would end a header, and a user in a URL would be sent; blanks at the ends do not matter."""
+        server, answer = self.bucket({"model.safetensors": file_of(5)})
+        name = "s3://%s/%s" % (BUCKET, self.PREFIX)
+        for variable in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_REGION"):
+            line = self.command("inspect", name, status=2, **self.environment(server, **{variable: "hidden\nX-Injected: 1"}))
+            self.assertIn(variable + " is too long or has a newline", line)
+            self.assertNotIn("hidden", line)
+        for url in ("https://me:hidden@localhost", "https://local host", "localhost:9000", "https://", "https://localhost/?hidden"):
+            line = self.command("inspect", name, status=2, **self.environment(server, AWS_ENDPOINT_URL=url))
+            self.assertIn("AWS_ENDPOINT_URL must be https://host", line)
+            self.assertNotIn("hidden", line)
+        self.assertEqual(server.requests, [])
+        self.command("inspect", name, **self.environment(server, AWS_SECRET_ACCESS_KEY=SECRET + "\n", AWS_ENDPOINT_URL=server.name + "/ "))
+        self.assertEqual(answer.wrong, [])
+
     def test_dcp(self):
         """A format whose files the list names."""
         folder = os.path.join(CORPUS, "dcp-torch2.15.0-train")
@@ -219,6 +235,18 @@ class Hub(Net):
             f.write("hf_file\n")
         self.command("inspect", "hf://owner/model", HF_ENDPOINT=hub.name, HOME=self.dir)
         self.assertEqual(set(tokens), {"Bearer hf_file"})
+
+    def test_what_is_set(self):
+        hub, _, tokens = self.hub({"model.safetensors": file_of(3)})
+        for token in ("hidden\r\nX-Injected: 1", "hidden" * 1000):
+            line = self.command("inspect", "hf://owner/model", status=2, HF_ENDPOINT=hub.name, HF_TOKEN=token)
+            self.assertIn("HF_TOKEN is too long or has a newline", line)
+            self.assertNotIn("hidden", line)
+        line = self.command("inspect", "hf://owner/model", status=2, HF_ENDPOINT=hub.name.replace("//", "//me:hidden@"))
+        self.assertIn("HF_ENDPOINT must be https://host", line)
+        self.assertEqual(tokens, [])
+        self.command("inspect", "hf://owner/model", HF_ENDPOINT=hub.name, HF_TOKEN=" hf_secret\n")
+        self.assertEqual(set(tokens), {"Bearer hf_secret"})
 
     def test_failures(self):
         hub, storage, _ = self.hub({"model.safetensors": file_of(3000)})

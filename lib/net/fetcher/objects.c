@@ -221,11 +221,20 @@ static bool request_in_folder(fetcher *f, folder *d, const char *name, const cha
     return true;
 }
 
+/* Why nothing can be asked about a name. @return false if it can */
+static bool is_refused(const fetcher *f, const char *name, fc_error *error) {
+    const provider p = name_provider(name);
+    const char *wrong = p == PROVIDER_HUB ? f->setup.wrong_hub : p == PROVIDER_HTTP ? "" : f->setup.wrong_bucket;
+    *error = f->failed;
+    return *wrong ? fc_fail(error, FC_EUSAGE, "%s: %s", name, wrong) != FC_OK : f->failed.code != FC_OK;
+}
+
 void object_request(fetcher *f, fc_net_request_kind kind, const char *name, int answer, int socket) {
     const char *rest = "";
     folder *d = folder_of(f, name, &rest);
-    if (f->failed.code != FC_OK) {
-        fetcher_send_error(answer, &f->failed);
+    fc_error error;
+    if (is_refused(f, name, &error)) {
+        fetcher_send_error(answer, &error);
         close_both(answer, socket);
     } else if (d && d->state == STATE_ASKED) {
         wait_for(&d->waiters, kind, name, answer, socket);

@@ -116,7 +116,7 @@ static const char *find_host(const transfer *t, char *where, size_t size) {
     char *scheme = NULL, *host = NULL, *port = NULL;
     const char *wrong = "its URL cannot be understood";
     CURLU *url = curl_url();
-    if (url && curl_url_set(url, CURLUPART_URL, t->url, 0) == CURLUE_OK &&
+    if (url && curl_url_set(url, CURLUPART_URL, t->url, CURLU_DISALLOW_USER) == CURLUE_OK &&
         curl_url_get(url, CURLUPART_SCHEME, &scheme, 0) == CURLUE_OK &&
         curl_url_get(url, CURLUPART_HOST, &host, 0) == CURLUE_OK &&
         curl_url_get(url, CURLUPART_PORT, &port, CURLU_DEFAULT_PORT) == CURLUE_OK) {
