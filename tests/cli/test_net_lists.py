@@ -146,6 +146,49 @@ class Buckets(Net):
         self.command("inspect", name, **self.environment(server, AWS_SECRET_ACCESS_KEY=SECRET + "\n", AWS_ENDPOINT_URL=server.name + "/ "))
         self.assertEqual(answer.wrong, [])
 
+    def test_names(self):
+        """Names that no file here could have are in the way of nothing; others are asked for as they are."""
+        plain = file_of(5)
+        strange = ["a b/\u00e9 \u4e2d \U0001f600.safetensors", "a b/new\nline.safetensors", "a b/50%2f?x=&y#<z>.safetensors"]
+        files = dict({"model.safetensors": plain}, **dict.fromkeys(strange, plain))
+        server, answer = self.bucket(files)
+        more = self.environment(server)
+        for name in ("../x.safetensors", "./y.safetensors", "/z.safetensors", "a b/", "model.safetensors/below", "n" * 5000 + ".safetensors"):
+            answer.objects[self.PREFIX + "/" + name] = b""
+        self.command("inspect", "s3://%s/%s/model.safetensors" % (BUCKET, self.PREFIX), **more)
+        self.command("inspect", "s3://%s/%s" % (BUCKET, self.PREFIX), **more)
+        self.assertTrue(all("n" * 5000 not in r[0] for r in server.requests))
+        for name in strange:
+            self.command("inspect", "s3://%s/%s/%s" % (BUCKET, self.PREFIX, name), **more)
+        numbers = "".join("&#%d;" % ord(c) if ord(c) % 2 else "&#x%X;" % ord(c) for c in self.PREFIX + "/a b/\u00e9 \u4e2d \U0001f600.safetensors")
+        text = "<ListBucketResult><Contents><Key>%s</Key></Contents></ListBucketResult>" % numbers
+        server.answer = lambda handler: "list-type" in handler.path and (handler.plain(200, [], text.encode()) or True)
+        self.command("inspect", "s3://%s/%s/a b" % (BUCKET, self.PREFIX), **more)
+        self.assertEqual(answer.wrong, [])
+
+    def test_lists_that_lie(self):
+        server, _ = self.bucket({"model.safetensors": file_of(5)})
+        name, more = "s3://%s/%s" % (BUCKET, self.PREFIX), self.environment(server)
+        key = "<Contents><Key>%s/model.safetensors</Key></Contents>" % self.PREFIX.replace("&", "&amp;")
+        again = "<IsTruncated>true</IsTruncated><NextContinuationToken>x</NextContinuationToken></ListBucketResult>"
+        long = "<Contents><Key>%s/%s</Key></Contents>" % (self.PREFIX.replace("&", "&amp;"), "n" * 3900)
+        cases = (("<ListBucketResult>" + key, "cannot be understood"),
+                 ("<ListBucketResult>%s\0%s" % (key, again), "cannot be understood"),
+                 ("<ListBucketResult><IsTruncated>true</IsTruncated></ListBucketResult>", "cannot be understood"),
+                 ("<ListBucketResult>" + long * 10000 + again, "is too long"))
+        for text, says in cases:
+            server.answer = lambda handler, text=text: handler.plain(200, [], text.encode()) or True
+            line = self.command("inspect", name, status=5 if says == "is too long" else 3, **more)
+            self.assertIn("the server's list of files " + says, line)
+        pages = iter(("<ListBucketResult>" + key + again, None))
+
+        def stop(handler):
+            text = next(pages)
+            return handler.plain(200 if text else 404, [], (text or "").encode()) or True
+
+        server.answer = stop
+        self.assertIn("cannot be understood", self.command("inspect", name, status=3, **more))
+
     def test_dcp(self):
         """A format whose files the list names."""
         folder = os.path.join(CORPUS, "dcp-torch2.15.0-train")
@@ -247,6 +290,48 @@ class Hub(Net):
         self.assertEqual(tokens, [])
         self.command("inspect", "hf://owner/model", HF_ENDPOINT=hub.name, HF_TOKEN=" hf_secret\n")
         self.assertEqual(set(tokens), {"Bearer hf_secret"})
+
+    def test_next_page(self):
+        """The hub says where the next page is. That is like a redirect: to https only, and others do not get the token."""
+        hub, _, _ = self.hub({"model.safetensors": file_of(3)})
+        seen = []
+
+        def other(handler):
+            seen.append(handler.headers.get("Authorization"))
+            return handler.plain(200, [], b"[]") or True
+
+        first = json.dumps([{"type": "file", "path": "model.safetensors", "size": 1}]).encode()
+        more = {"HF_ENDPOINT": hub.name, "HF_TOKEN": "hf_secret", "HOME": self.dir}
+        honest = hub.answer
+        for https, status in ((True, 0), (False, 2)):
+            server = net_server.start({}, self.certificate if https else None, other)
+            self.addCleanup(server.server_close)
+            self.addCleanup(server.shutdown)
+            link = [("Link", '<%s/page>; rel="next"' % server.name)]
+            hub.answer = lambda handler, link=link: (handler.plain(200, link, first) or True) if "/api/" in handler.path else honest(handler)
+            line = self.command("inspect", "hf://owner/model", status=status, **more)
+            self.assertEqual(seen, [None])
+        self.assertIn("another scheme than https", line)
+
+    def test_page_that_breaks(self):
+        """A page that is asked for again comes as a whole."""
+        hub, _, _ = self.hub(folder_of(3, 5))
+        honest, broken = hub.answer, []
+
+        def breaks(handler):
+            if "/api/" not in handler.path or broken:
+                return honest(handler)
+            broken.append(handler.path)
+            handler.send_response(200)
+            handler.send_header("Content-Length", "1000")
+            handler.end_headers()
+            handler.wfile.write(b'[{"type": "file", "path": "x')
+            handler.wfile.flush()
+            return handler.reset() or True
+
+        hub.answer = breaks
+        self.command("inspect", "hf://owner/model", HF_ENDPOINT=hub.name, HOME=self.dir)
+        self.assertEqual(len(broken), 1)
 
     def test_failures(self):
         hub, storage, _ = self.hub({"model.safetensors": file_of(3000)})

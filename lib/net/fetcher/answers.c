@@ -71,6 +71,15 @@ static void take_link(response *a, const char *value) {
     }
 }
 
+/* Keeps the value of a header if it is short, and can be sent back in another one. */
+static void keep(char *out, size_t size, const char *value) {
+    bool good = strlen(value) < size;
+    for (const char *c = value; *c && good; c++) {
+        good = !iscntrl((unsigned char)*c);
+    }
+    snprintf(out, size, "%s", good ? value : "");
+}
+
 /* A copy of the line that is a string without its end. Status lines begin the headers of another answer. */
 size_t answer_take_header(char *line, size_t size, size_t count, void *context) {
     transfer *t = context;
@@ -99,15 +108,15 @@ size_t answer_take_header(char *line, size_t size, size_t count, void *context) 
     } else if ((value = value_of(text, "content-encoding")) != NULL) {
         a->encoded = strcasecmp(value, "identity") != 0;
     } else if ((value = value_of(text, "etag")) != NULL) {
-        snprintf(a->etag, sizeof a->etag, "%s", strlen(value) < sizeof a->etag ? value : "");
+        keep(a->etag, sizeof a->etag, value);
     } else if ((value = value_of(text, "last-modified")) != NULL) {
-        snprintf(a->modified, sizeof a->modified, "%s", strlen(value) < sizeof a->modified ? value : "");
+        keep(a->modified, sizeof a->modified, value);
     } else if ((value = value_of(text, "x-amz-bucket-region")) != NULL) {
-        snprintf(a->region, sizeof a->region, "%s", strlen(value) < sizeof a->region ? value : "");
+        keep(a->region, sizeof a->region, value);
     } else if ((value = value_of(text, "link")) != NULL) {
         take_link(a, value);
     } else if ((value = value_of(text, "location")) != NULL) {
-        snprintf(a->location, sizeof a->location, "%s", value);
+        keep(a->location, sizeof a->location, value);
     }
     return taken;
 }

@@ -22,9 +22,10 @@ enum {
     MOST_URL = 8192,
     MOST_PAGE = 64 << 20, /* bytes of an index or of a page of a list */
     MOST_ENTRIES = 1000000,
-    MOST_PAGES = 10000,   /* of a list */
-    MOST_INDEXED = 20000, /* files of an index */
-    MOST_AHEAD = 256,     /* files that are opened before they are asked for */
+    MOST_NAMES = 128 << 20, /* bytes of the names of a list */
+    MOST_PAGES = 10000,     /* of a list */
+    MOST_INDEXED = 20000,   /* files of an index */
+    MOST_AHEAD = 256,       /* files that are opened before they are asked for */
 };
 
 /* What is known of an object or a folder. */
@@ -70,6 +71,7 @@ typedef struct folder {
     fc_error error;
     entry *entries;
     size_t count, capacity;
+    size_t bytes;     /* of the names of the entries */
     unsigned pages;   /* of its list that were asked for */
     unsigned pending; /* objects and pages that are still asked for */
     object *index;    /* that lists files, while it is read */
@@ -200,8 +202,8 @@ knowledge folder_find(const folder *d, const char *rest, bool *is_folder);
 /* Sends the names directly in a folder. @param below relative to it, "" for itself */
 void folder_send(const folder *d, const char *below, int answer);
 
-/* An entry. @param once its name may be there already. @return false: out of memory */
-bool folder_add(folder *d, const char *name, bool once);
+/* Adds an entry. @return false: out of memory */
+bool folder_add(folder *d, const char *name);
 void folder_end(fetcher *f, folder *d, const fc_error *error);
 
 /* ---- lists.c ---- */

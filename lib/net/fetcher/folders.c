@@ -50,12 +50,7 @@ folder *folder_of(const fetcher *f, const char *name, const char **rest) {
     return best;
 }
 
-bool folder_add(folder *d, const char *name, bool once) {
-    for (size_t i = 0; once && i < d->count; i++) {
-        if (strcmp(d->entries[i].name, name) == 0) {
-            return true;
-        }
-    }
+bool folder_add(folder *d, const char *name) {
     if (d->count == d->capacity) {
         const size_t capacity = d->capacity ? 2 * d->capacity : 32;
         entry *more = realloc(d->entries, capacity * sizeof *more);
@@ -66,7 +61,16 @@ bool folder_add(folder *d, const char *name, bool once) {
         d->capacity = capacity;
     }
     d->entries[d->count].name = strdup(name);
+    d->bytes += strlen(name) + 1;
     return d->entries[d->count].name && ++d->count;
+}
+
+static bool has_entry(const folder *d, const char *name) {
+    bool has = false;
+    for (size_t i = 0; i < d->count && !has; i++) {
+        has = strcmp(d->entries[i].name, name) == 0;
+    }
+    return has;
 }
 
 static object *object_in(fetcher *f, const folder *d, const char *name) {
@@ -87,25 +91,37 @@ void folder_end(fetcher *f, folder *d, const fc_error *error) {
     waiters_retry(f, first);
 }
 
-/* The names of files in an index, each once. They are entries; their heads are asked for at once. */
+/* Adds the name of a file once. Its head is asked for at once. @param known names that were added; has this one after
+ */
+static bool take_indexed(fetcher *f, folder *d, const char *name, json_t *known) {
+    if (!*name || strchr(name, '/') || d->count >= MOST_INDEXED || json_object_get(known, name)) {
+        return true;
+    }
+    if (json_object_set_new(known, name, json_true()) != 0 || !folder_add(d, name)) {
+        return false;
+    }
+    object *shard = d->count < MOST_AHEAD && name_has_data(name) ? object_in(f, d, name) : NULL;
+    if (shard && shard->state == STATE_NEW) {
+        object_open(f, shard, NULL, -1);
+    }
+    return true;
+}
+
+/* The names of files in an index become entries. */
 static bool take_index(fetcher *f, folder *d, const object *o) {
     json_error_t ignored;
     json_t *index = json_loadb((const char *)o->head, o->head_size, 0, &ignored);
-    json_t *map = json_object_get(index, "weight_map"), *file;
+    json_t *map = json_object_get(index, "weight_map"), *known = json_object(), *file;
     const char *key;
-    bool good = true;
+    bool good = known != NULL;
+    for (size_t i = 0; i < d->count && good; i++) {
+        good = json_object_set_new(known, d->entries[i].name, json_true()) == 0;
+    }
     json_object_foreach(map, key, file) {
         const char *name = json_string_value(file);
-        if (name && *name && !strchr(name, '/') && good && d->count < MOST_INDEXED) {
-            const size_t before = d->count;
-            good = folder_add(d, name, true);
-            const bool ahead = good && d->count > before && d->count < MOST_AHEAD && name_has_data(name);
-            object *shard = ahead ? object_in(f, d, name) : NULL;
-            if (shard && shard->state == STATE_NEW) {
-                object_open(f, shard, NULL, -1);
-            }
-        }
+        good = good && (!name || take_indexed(f, d, name, known));
     }
+    json_decref(known);
     json_decref(index);
     return good;
 }
@@ -143,8 +159,8 @@ void folder_object_known(fetcher *f, folder *d, object *o) {
         folder_end(f, d, &o->error);
     } else if (o->state == STATE_READY) {
         fc_error error;
-        const bool good =
-            folder_add(d, name, true) && (!is_index(name) || ask_for_rest(f, d, o) || take_index(f, d, o));
+        const bool good = (has_entry(d, name) || folder_add(d, name)) &&
+                          (!is_index(name) || ask_for_rest(f, d, o) || take_index(f, d, o));
         if (!good) {
             (void)fc_no_memory(&error, d->name);
             folder_end(f, d, &error);

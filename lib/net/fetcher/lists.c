@@ -18,10 +18,11 @@ static bool bucket_url(const fetcher *f, const char *name, const char *mark, cha
 
 bool list_ask(fetcher *f, folder *d, const char *mark) {
     char url[MOST_URL] = "";
-    const char *path = "";
+    const char *path = "", *first = f->setup.hub;
     bool good;
     if (name_provider(d->name) != PROVIDER_HUB) {
         good = bucket_url(f, d->name, mark, url);
+        first = url;
     } else if (*mark) {
         good = url_add(url, mark);
     } else {
@@ -30,33 +31,63 @@ bool list_ask(fetcher *f, folder *d, const char *mark) {
     transfer *t = good && d->pages++ < MOST_PAGES ? transfer_new(f, FOR_PAGE, url) : NULL;
     if (t) {
         t->folder = d;
+        t->plain_http = strncmp(first, "http://", 7) == 0; /* what the server names is like a redirect */
     }
     return t != NULL;
 }
 
-/* Copies the text of an element, which ends before `end`, with its entities as characters. */
-static char *copy_text(const char *text, const char *end) {
+/* Reads the number of a character, such as "#10;" or "#xA;". @return the length of it; 0: it is none */
+static size_t take_character(const char *text, size_t size, char out[4], size_t *used) {
+    char copy[12] = "", *end = copy;
+    snprintf(copy, sizeof copy, "%.*s", (int)(size < sizeof copy ? size : sizeof copy - 1), text);
+    const int base = copy[0] == '#' && copy[1] == 'x' ? 16 : 10;
+    const unsigned long c = copy[0] == '#' ? strtoul(copy + (base == 16 ? 2 : 1), &end, base) : 0;
+    if (*end != ';' || c == 0 || c > 0x10ffff) {
+        return 0;
+    }
+    *used = 0;
+    if (c < 0x80) {
+        out[(*used)++] = (char)c;
+    } else {
+        const int more = c < 0x800 ? 1 : c < 0x10000 ? 2 : 3; /* bytes after the first */
+        out[(*used)++] = (char)((0xff00 >> (more + 1) & 0xff) | c >> 6 * more);
+        for (int i = more; i-- > 0;) {
+            out[(*used)++] = (char)(0x80 | (c >> 6 * i & 0x3f));
+        }
+    }
+    return (size_t)(end - copy) + 1;
+}
+
+/* The same of an entity, without its "&". */
+static size_t take_entity(const char *text, size_t size, char out[4], size_t *used) {
     static const struct {
         const char *entity;
         char is;
-    } entities[] = {{"&amp;", '&'},   {"&lt;", '<'},   {"&gt;", '>'}, {"&quot;", '"'},
-                    {"&apos;", '\''}, {"&#39;", '\''}, {"&#34;", '"'}};
+    } entities[] = {{"amp;", '&'}, {"lt;", '<'}, {"gt;", '>'}, {"quot;", '"'}, {"apos;", '\''}};
+    for (size_t i = 0; i < sizeof entities / sizeof *entities; i++) {
+        const size_t n = strlen(entities[i].entity);
+        if (size >= n && memcmp(text, entities[i].entity, n) == 0) {
+            out[0] = entities[i].is;
+            *used = 1;
+            return n;
+        }
+    }
+    return take_character(text, size, out, used);
+}
+
+/* Copies the text of an element, which ends before `end`, with its entities as characters, which are shorter. */
+static char *copy_text(const char *text, const char *end) {
     char *out = malloc((size_t)(end - text) + 1);
     size_t n = 0;
     while (out && text < end) {
-        size_t taken = 0;
-        for (size_t i = 0; i < sizeof entities / sizeof *entities && taken == 0; i++) {
-            const size_t e = strlen(entities[i].entity);
-            if ((size_t)(end - text) >= e && memcmp(text, entities[i].entity, e) == 0) {
-                out[n++] = entities[i].is;
-                taken = e;
-            }
-        }
+        size_t used = 0;
+        const size_t taken = *text == '&' ? take_entity(text + 1, (size_t)(end - text) - 1, out + n, &used) : 0;
         if (taken == 0) {
-            out[n++] = *text;
-            taken = 1;
+            out[n] = *text;
+            used = 1;
         }
-        text += taken;
+        n += used;
+        text += 1 + taken;
     }
     if (out) {
         out[n] = '\0';
@@ -72,6 +103,15 @@ static char *next_text(const char **at, const char *open, const char *close) {
     return end ? copy_text(text + strlen(open), end) : NULL;
 }
 
+/* Leaves out names that nothing can be asked about. */
+static bool add_name(folder *d, const char *name) {
+    return strlen(d->name) + 1 + strlen(name) > FC_NET_MOST_NAME || folder_add(d, name);
+}
+
+static bool is_full(const folder *d) {
+    return d->count >= MOST_ENTRIES || d->bytes >= MOST_NAMES;
+}
+
 /* Adds a key of the bucket, without the prefix of the folder. */
 static bool add_key(folder *d, const char *prefix, const char *key) {
     const size_t n = strlen(prefix), size = strlen(key);
@@ -79,15 +119,16 @@ static bool add_key(folder *d, const char *prefix, const char *key) {
         return true;
     }
     const char *name = key + (n > 0 ? n + 1 : 0);
-    return *name == '\0' || key[size - 1] == '/' || folder_add(d, name, false); /* "folder/" is a mark of consoles */
+    return *name == '\0' || key[size - 1] == '/' || add_name(d, name); /* "folder/" is a mark of consoles */
 }
 
 static bool take_bucket(fetcher *f, folder *d, const char *text, char **mark) {
     char url[MOST_URL];
     const char *prefix = "", *at = text;
-    bool good = name_bucket_url(f, d->name, url, &prefix) && strstr(text, "<ListBucketResult") != NULL;
+    bool good = name_bucket_url(f, d->name, url, &prefix) && strstr(text, "<ListBucketResult") != NULL &&
+                strstr(text, "</ListBucketResult>") != NULL;
     for (char *key; good && (key = next_text(&at, "<Key>", "</Key>")) != NULL;) {
-        good = d->count < MOST_ENTRIES && add_key(d, prefix, key);
+        good = !is_full(d) && add_key(d, prefix, key);
         free(key);
     }
     at = text;
@@ -107,7 +148,7 @@ static bool take_hub(folder *d, const transfer *t, char **mark) {
         const char *type = json_string_value(json_object_get(item, "type"));
         const char *path = json_string_value(json_object_get(item, "path"));
         if (good && type && path && strcmp(type, "file") == 0) {
-            good = d->count < MOST_ENTRIES && folder_add(d, path, false);
+            good = !is_full(d) && add_name(d, path);
         }
     }
     json_decref(list);
@@ -143,12 +184,14 @@ static void open_ahead(fetcher *f, const folder *d) {
 bool list_take(fetcher *f, folder *d, transfer *t, fc_error *error) {
     char *mark = NULL;
     const char *text = t->body ? (const char *)t->body : "";
-    const bool hub = name_provider(d->name) == PROVIDER_HUB, none = t->answer.status == 404;
+    const bool hub = name_provider(d->name) == PROVIDER_HUB;
+    const bool none = d->pages == 1 && (t->answer.status == 404 || t->answer.status == 410);
     const bool good = none || (hub ? t->body && take_hub(d, t, &mark) : take_bucket(f, d, text, &mark));
     const bool more = good && mark && list_ask(f, d, mark);
     if (!good || (mark && !more)) {
         free(mark);
-        (void)fc_fail(error, FC_ECORRUPT, "%s: the server's list of files cannot be understood", d->name);
+        (void)fc_fail(error, is_full(d) ? FC_EUNSUPPORTED : FC_ECORRUPT, "%s: the server's list of files %s", d->name,
+                      is_full(d) ? "is too long: give the name of a folder below" : "cannot be understood");
         return false;
     }
     free(mark);

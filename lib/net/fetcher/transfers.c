@@ -176,6 +176,7 @@ static void start(fetcher *f, transfer *t) {
     curl_slist_free_all(t->resolve);
     t->resolve = curl_slist_append(NULL, line);
     t->answer = (response){.bytes = 0};
+    t->done = t->purpose == FOR_PAGE ? 0 : t->done; /* a page comes as a whole */
     if (!t->resolve || !request_make(f, t, where) || curl_multi_add_handle(f->multi, t->easy) != CURLM_OK) {
         fail(f, t, FC_EIO, "a transfer cannot be started");
         return;
