@@ -92,7 +92,10 @@ static fc_code map_bytes(const fc_checkpoint *checkpoint, uint32_t file, uint64_
     const int saved = errno;
     close(fd);
     if (pages == MAP_FAILED) {
-        return fc_fail_errno(err, saved, "%s: cannot be mapped", checkpoint->files[file].path);
+        return saved == ENODEV ? fc_fail(err, FC_EUSAGE,
+                                         "%s: cannot be mapped: it is on a server, or on a file system without maps",
+                                         checkpoint->files[file].path)
+                               : fc_fail_errno(err, saved, "%s: cannot be mapped", checkpoint->files[file].path);
     }
     out->pages = pages;
     out->size = (size_t)(lead + bytes);

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -34,8 +35,8 @@ class Origin:
     """The path and the options of an open checkpoint, such that they stay valid in another directory."""
 
     def __init__(self, path: str, options: Mapping[str, Any]) -> None:
-        self._directory = "" if os.path.isabs(path) else os.getcwd()
         self.path = _absolute(path)
+        self._directory = "" if path == self.path else os.getcwd()
         self.options = dict(options)
         self._others: list[_Identity] = []
         for name in _FILES + _NAMES:
@@ -71,8 +72,9 @@ def _changed(path: str) -> CorruptError:
 
 
 def _absolute(path: str) -> str:
-    """The path from the root. Unlike os.path.abspath, it keeps "..", which may follow a symbolic link."""
-    return os.path.join(os.getcwd(), path) if path else path
+    """The path from the root. Unlike os.path.abspath, it keeps "..", which may follow a symbolic link. The name of
+    something on a server stays as it is."""
+    return path if not path or re.match(r"[a-z][a-z0-9]*://", path) else os.path.join(os.getcwd(), path)
 
 
 def _is_known(name: str) -> bool:

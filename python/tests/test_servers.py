@@ -1,0 +1,129 @@
+"""Checkpoints on servers: in threads, in forked and spawned processes, and in a process that lives longer than a version of them."""
+
+import json
+import multiprocessing
+import os
+import struct
+import sys
+import tempfile
+import threading
+import unittest
+from pathlib import Path
+
+import harness
+import numpy as np
+
+import fsdpckpt
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "tests" / "cli"))
+import net_server
+
+if not (Path(fsdpckpt.__file__).parent / "libfsdpckpt-net.so").exists():
+    harness.skip("the build has no libcurl")
+
+
+def safetensors(arrays):
+    """The bytes of a file, as the format is specified."""
+    header, at = {}, 0
+    for name, array in arrays.items():
+        header[name] = {"dtype": "F32", "shape": list(array.shape), "data_offsets": [at, at + array.nbytes]}
+        at += array.nbytes
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text + b"".join(array.tobytes() for array in arrays.values())
+
+
+def made(start):
+    """More than the fetcher reads ahead."""
+    return {"a": np.arange(start, start + (1 << 19), dtype="<f4").reshape(512, 1024), "z": np.full(3, start, "<f4")}
+
+
+def equal(checkpoint, arrays):
+    return list(checkpoint) == list(arrays) and all(checkpoint[name].numpy().tobytes() == a.tobytes() for name, a in arrays.items())
+
+
+def equal_in_child(checkpoint, start):
+    return equal(checkpoint, made(start))
+
+
+def die_in_child(checkpoint):
+    checkpoint["a"].numpy()
+    os.kill(os.getpid(), 9)
+
+
+class Servers(unittest.TestCase):
+    def setUp(self):
+        os.environ["FSDPCKPT_NET_PACE"] = "1"
+        self.arrays = made(0)
+        self.server = net_server.start({"/m/model.safetensors": safetensors(self.arrays)})
+        self.addCleanup(self.server.server_close)
+        self.addCleanup(self.server.shutdown)
+        self.name = self.server.name + "/m/model.safetensors"
+
+    def test_same(self):
+        for name in (self.name, self.server.name + "/m", self.server.name + "/m/"):
+            with fsdpckpt.open(name) as checkpoint:
+                self.assertTrue(equal(checkpoint, self.arrays))
+                self.assertEqual(checkpoint["a"][5:7, 3].tobytes(), self.arrays["a"][5:7, 3].tobytes())
+        with tempfile.TemporaryDirectory() as folder:
+            target = Path(folder) / "x.safetensors"
+            self.assertEqual(fsdpckpt.consolidate(self.name, target, progress=None).tensors, 2)
+            self.assertTrue(equal(fsdpckpt.open(target), self.arrays))
+
+    def test_torch(self):
+        try:
+            import torch
+            from fsdpckpt.torch import HDF5Reader
+            from torch.distributed.checkpoint import load
+        except ImportError as error:
+            self.skipTest(str(error))
+        state = {name: torch.zeros(*a.shape) for name, a in self.arrays.items()}
+        load(state, storage_reader=HDF5Reader(self.name), no_dist=True)
+        self.assertTrue(all(state[name].numpy().tobytes() == a.tobytes() for name, a in self.arrays.items()))
+
+    def test_refused(self):
+        self.server.files["/m/x.h5"] = b"\x89HDF\r\n\x1a\n" + bytes(1000)
+        for use, text in (
+            (lambda: fsdpckpt.open(self.server.name + "/m/x.h5"), "HDF5 is not read from servers"),
+            (lambda: fsdpckpt.open(self.name)["a"].numpy(mmap=True), "cannot be mapped: it is on a server"),
+            (lambda: fsdpckpt.save(self.arrays, self.name, force=True), "nothing is written to servers"),
+        ):
+            with self.assertRaises(fsdpckpt.Error) as caught:
+                use()
+            self.assertIn(text, str(caught.exception))
+
+    def test_threads(self):
+        results = []
+
+        def work():
+            with fsdpckpt.open(self.name) as checkpoint:
+                results.append(equal(checkpoint, self.arrays))
+
+        threads = [threading.Thread(target=work) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.assertEqual(results, [True] * 8)
+
+    def test_processes(self):
+        """Forked ones use the process that talks to servers at the same time; the others start their own."""
+        checkpoint = fsdpckpt.open(self.name)
+        self.assertTrue(equal(checkpoint, self.arrays))
+        directory = os.getcwd()
+        os.chdir("/")  # the name of something on a server is not relative
+        self.addCleanup(os.chdir, directory)
+        fork = multiprocessing.get_context("fork")
+        dying = fork.Process(target=die_in_child, args=(checkpoint,))
+        dying.start()
+        with fork.Pool(4) as pool:
+            self.assertEqual(pool.starmap(equal_in_child, [(checkpoint, 0)] * 8), [True] * 8)
+        dying.join()
+        self.assertEqual(dying.exitcode, -9)
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            self.assertEqual(pool.starmap(equal_in_child, [(checkpoint, 0)]), [True])
+        self.assertTrue(equal(checkpoint, self.arrays))
+
+
+if __name__ == "__main__":
+    harness.main("numpy")
