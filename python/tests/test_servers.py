@@ -3,10 +3,12 @@
 import json
 import multiprocessing
 import os
+import pickle
 import struct
 import sys
 import tempfile
 import threading
+import time
 import unittest
 from pathlib import Path
 
@@ -20,6 +22,9 @@ import net_server
 
 if not (Path(fsdpckpt.__file__).parent / "libfsdpckpt-net.so").exists():
     harness.skip("the build has no libcurl")
+
+
+KNOWN = 1.1  # seconds, after which a name is asked for again
 
 
 def safetensors(arrays):
@@ -59,6 +64,10 @@ class Servers(unittest.TestCase):
         self.addCleanup(self.server.server_close)
         self.addCleanup(self.server.shutdown)
         self.name = self.server.name + "/m/model.safetensors"
+
+    def replace(self, start):
+        self.server.files["/m/model.safetensors"] = safetensors(made(start))
+        return made(start)
 
     def test_same(self):
         for name in (self.name, self.server.name + "/m", self.server.name + "/m/"):
@@ -123,6 +132,32 @@ class Servers(unittest.TestCase):
         with multiprocessing.get_context("spawn").Pool(1) as pool:
             self.assertEqual(pool.starmap(equal_in_child, [(checkpoint, 0)]), [True])
         self.assertTrue(equal(checkpoint, self.arrays))
+
+    def test_another_version(self):
+        """An open checkpoint never has bytes of another version; opened again, it is that one."""
+        checkpoint = fsdpckpt.open(self.name)
+        sent = pickle.dumps(checkpoint)
+        arrays = self.replace(7)
+        with self.assertRaisesRegex(fsdpckpt.CorruptError, "was changed"):
+            checkpoint["a"].numpy()
+        self.assertTrue(equal(fsdpckpt.open(self.name), arrays))
+        with self.assertRaisesRegex(fsdpckpt.CorruptError, "was replaced"):
+            checkpoint["a"].numpy()
+        with self.assertRaisesRegex(fsdpckpt.CorruptError, "was replaced or changed"):
+            pickle.loads(sent)
+
+    def test_later(self):
+        """What was missing, or on a server that was down, can be opened later."""
+        later = self.server.name + "/m/later.safetensors"
+        with self.assertRaises(fsdpckpt.NotFoundError):
+            fsdpckpt.open(later)
+        self.server.files["/m/later.safetensors"] = safetensors(self.arrays)
+        time.sleep(KNOWN)
+        self.server.faults["/m/later.safetensors"] = ["500"] * 6
+        with self.assertRaisesRegex(fsdpckpt.SystemFailure, "gave up after 6 attempts"):
+            fsdpckpt.open(later)
+        time.sleep(KNOWN)
+        self.assertTrue(equal(fsdpckpt.open(later), self.arrays))
 
 
 if __name__ == "__main__":

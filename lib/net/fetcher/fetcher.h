@@ -25,6 +25,7 @@ enum {
     MOST_NAMES = 128 << 20, /* bytes of the names of a list */
     MOST_PAGES = 10000,     /* of a list */
     MOST_INDEXED = 20000,   /* files of an index */
+    FRESH_MS = 1000,        /* for so long, a command that is given a name twice asks once */
     MOST_AHEAD = 256,       /* files that are opened before they are asked for */
 };
 
@@ -56,7 +57,9 @@ typedef struct object {
     char *direct; /* where redirects led; NULL: nowhere else */
     unsigned char *head;
     size_t head_size;
-    uint64_t used; /* when the head was used last */
+    uint64_t used;       /* when the head was used last */
+    int64_t known_since; /* in milliseconds */
+    bool forgotten;      /* it is open, or asked for, but its name means another one now */
     waiter *waiters;
 } object;
 
@@ -74,7 +77,8 @@ typedef struct folder {
     size_t bytes;     /* of the names of the entries */
     unsigned pages;   /* of its list that were asked for */
     unsigned pending; /* objects and pages that are still asked for */
-    object *index;    /* that lists files, while it is read */
+    int64_t known_since;
+    bool forgotten;
     waiter *waiters;
 } folder;
 
@@ -187,6 +191,11 @@ void object_end_waiters(fetcher *f, object *o);
 void waiters_retry(fetcher *f, waiter *first);
 uint64_t object_identity(const object *o);
 
+/* ---- refresh.c ---- */
+
+/* A person gives the name: what was known of it for a while, or was not there, is asked for again. */
+void fetcher_forget(fetcher *f, const char *name);
+
 /* ---- folders.c ---- */
 
 /* A new one, of the first `size` bytes of a name. */
@@ -222,6 +231,8 @@ bool transfers_finish(fetcher *f);
 /* @return milliseconds until the next one may start */
 int transfers_pause(const fetcher *f);
 void transfers_host_known(fetcher *f, const char *line);
+/* Whether "host:port:addresses" has some. */
+bool host_has_address(const char *line);
 
 /* The name for messages. */
 const char *transfer_name(const transfer *t);

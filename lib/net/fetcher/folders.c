@@ -41,7 +41,7 @@ folder *folder_of(const fetcher *f, const char *name, const char **rest) {
     size_t length = 0;
     for (folder *d = f->folders; d; d = d->next) {
         const size_t n = strlen(d->name);
-        if (n > length && strncmp(d->name, name, n) == 0 && (name[n] == '/' || name[n] == '\0')) {
+        if (!d->forgotten && n > length && strncmp(d->name, name, n) == 0 && (name[n] == '/' || name[n] == '\0')) {
             best = d;
             length = n;
             *rest = name[n] == '/' ? name + n + 1 : name + n;
@@ -82,6 +82,7 @@ void folder_end(fetcher *f, folder *d, const fc_error *error) {
     if (d->state != STATE_ASKED) {
         return;
     }
+    d->known_since = fetcher_now();
     d->state = error ? STATE_FAILED : d->count > 0 ? STATE_READY : STATE_MISSING;
     if (error) {
         d->error = *error;

@@ -9,7 +9,7 @@
 
 object *object_get(fetcher *f, const char *name) {
     for (object *o = f->objects; o; o = o->next) {
-        if (strcmp(o->name, name) == 0) {
+        if (!o->forgotten && strcmp(o->name, name) == 0) {
             return o;
         }
     }
@@ -30,7 +30,7 @@ object *object_get(fetcher *f, const char *name) {
 static bool object_is_known(const fetcher *f, const char *name) {
     bool is = false;
     for (const object *o = f->objects; o && !is; o = o->next) {
-        is = o->state == STATE_READY && strcmp(o->name, name) == 0;
+        is = !o->forgotten && o->state == STATE_READY && strcmp(o->name, name) == 0;
     }
     return is;
 }
@@ -84,6 +84,7 @@ void object_open(fetcher *f, object *o, folder *wanted_by, int reply) {
 }
 
 void object_opened(fetcher *f, object *o, folder *wanted_by) {
+    o->known_since = fetcher_now();
     if (o->head) {
         o->used = ++f->clock;
         f->heads += o->head_size;
@@ -187,9 +188,18 @@ static void close_both(int answer, int socket) {
     }
 }
 
+/* A file of an open checkpoint, which no person names again, whose server may be there again. */
+static object *object_now(fetcher *f, const char *name) {
+    object *o = object_get(f, name);
+    if (o && o->state == STATE_FAILED && fetcher_now() - o->known_since > FRESH_MS) {
+        o->state = STATE_NEW;
+    }
+    return o;
+}
+
 /* The name as an object; it is no folder, or not known to be one. */
 static void request_object(fetcher *f, fc_net_request_kind kind, const char *name, int answer, int socket) {
-    object *o = object_get(f, name);
+    object *o = object_now(f, name);
     if (!o) {
         close_both(answer, socket);
         return;

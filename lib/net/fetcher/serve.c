@@ -96,6 +96,9 @@ static void take_request(fetcher *f, int index) {
             object_tell(from->object, descriptors[0]);
             close(descriptors[0]);
         } else {
+            if (request.kind == FC_NET_LOOK) {
+                fetcher_forget(f, request.name);
+            }
             object_request(f, (fc_net_request_kind)request.kind, request.name, descriptors[0], descriptors[1]);
             from = NULL;
         }

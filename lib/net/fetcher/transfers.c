@@ -84,6 +84,7 @@ static void end(fetcher *f, transfer *t) {
             t->object->direct = strdup(t->url); /* NULL: the next read is redirected again */
         }
         if (t->error.code != FC_OK) {
+            t->object->known_since = 0; /* who opens it again gets what is there then */
             fetcher_send_error(t->reply, &t->error);
         } else {
             fetcher_send(t->reply, (fc_net_answer){.kind = FC_NET_DONE}, NULL, 0);
@@ -150,6 +151,12 @@ static const char *known_host(const fetcher *f, const char *where) {
         }
     }
     return NULL;
+}
+
+bool host_has_address(const char *line) {
+    const char *end = strchr(line, ']'); /* of an IPv6 address as host */
+    const char *port = strchr(end ? end : line, ':');
+    return port && strchr(port + 1, ':');
 }
 
 static void start(fetcher *f, transfer *t) {
