@@ -23,9 +23,30 @@
 enum { EXIT_NOT_STARTED = 97, CORE = 0 };
 
 static struct {
+    pthread_once_t once;
     pthread_mutex_t lock;
     fc_fetcher fetcher; /* without a module: not started */
-} own = {.lock = PTHREAD_MUTEX_INITIALIZER};
+} own = {.once = PTHREAD_ONCE_INIT, .lock = PTHREAD_MUTEX_INITIALIZER};
+
+/* A fork in another thread waits until the fetcher has been started: its child would inherit the lock, and a library
+   that is being loaded. */
+static _Thread_local bool starts;
+
+static void before_fork(void) {
+    if (!starts) {
+        pthread_mutex_lock(&own.lock);
+    }
+}
+
+static void after_fork(void) {
+    if (!starts) {
+        pthread_mutex_unlock(&own.lock);
+    }
+}
+
+static void watch_forks(void) {
+    pthread_atfork(before_fork, after_fork, after_fork);
+}
 
 static bool fits(const fc_module_file *file, const void *table) {
     const fc_net_module *module = table;
@@ -94,11 +115,14 @@ static fc_code start(const fc_net_module *module, int *out, fc_error *err) {
 fc_code fc_fetcher_get(fc_fetcher *out, fc_error *err) {
     const fc_net_module *module = NULL;
     fc_code rc = FC_OK;
+    pthread_once(&own.once, watch_forks);
     pthread_mutex_lock(&own.lock);
     if (!own.fetcher.module) {
+        starts = true;
         rc = load(&module, err);
         rc = rc == FC_OK ? start(module, &own.fetcher.requests, err) : rc;
         own.fetcher.module = rc == FC_OK ? module : NULL;
+        starts = false;
     }
     *out = own.fetcher;
     pthread_mutex_unlock(&own.lock);

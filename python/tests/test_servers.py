@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import pickle
 import struct
+import subprocess
 import sys
 import tempfile
 import threading
@@ -132,6 +133,29 @@ class Servers(unittest.TestCase):
         with multiprocessing.get_context("spawn").Pool(1) as pool:
             self.assertEqual(pool.starmap(equal_in_child, [(checkpoint, 0)]), [True])
         self.assertTrue(equal(checkpoint, self.arrays))
+
+    def test_fork_while_it_starts(self):
+        """Children that are forked while another thread starts the process that talks to servers can use it, too."""
+        with tempfile.TemporaryDirectory() as folder:
+            local = Path(folder) / "x.safetensors"
+            local.write_bytes(safetensors({"a": np.zeros(1, "<f4")}))
+            program = (
+                "import os, signal, sys, threading, fsdpckpt\n"
+                "fsdpckpt.open(sys.argv[1])\n"  # imports what Python would import with a lock
+                "first = threading.Thread(target=fsdpckpt.open, args=sys.argv[2:])\n"
+                "first.start()\n"
+                "children = []\n"
+                "for _ in range(30):\n"
+                "    children.append(os.fork())\n"
+                "    if children[-1] == 0:\n"
+                "        signal.alarm(30)\n"
+                "        fsdpckpt.open(sys.argv[2])\n"
+                "        os._exit(0)\n"
+                "first.join()\n"
+                "sys.exit(any([os.waitpid(child, 0)[1] for child in children]))\n"
+            )
+            for _ in range(3):
+                subprocess.run([sys.executable, "-c", program, local, self.name], check=True)
 
     def test_another_version(self):
         """An open checkpoint never has bytes of another version; opened again, it is that one."""
