@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import os
 import pickle
+import signal
 import struct
 import subprocess
 import sys
@@ -54,7 +55,7 @@ def equal_in_child(checkpoint, start):
 
 def die_in_child(checkpoint):
     checkpoint["a"].numpy()
-    os.kill(os.getpid(), 9)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Servers(unittest.TestCase):
@@ -133,6 +134,28 @@ class Servers(unittest.TestCase):
         with multiprocessing.get_context("spawn").Pool(1) as pool:
             self.assertEqual(pool.starmap(equal_in_child, [(checkpoint, 0)]), [True])
         self.assertTrue(equal(checkpoint, self.arrays))
+
+    def test_killed_while_it_is_asked(self):
+        """The address of a host is asked of one who waits for it. If that one is killed, it is asked of another."""
+        os.environ["RES_OPTIONS"] = "timeout:1 attempts:1"
+        self.addCleanup(os.environ.pop, "RES_OPTIONS")
+        self.assertTrue(equal(fsdpckpt.open(self.name), self.arrays))
+        name = "https://no-such-host/model.safetensors"
+        with tempfile.TemporaryDirectory() as folder:
+            pipe = os.path.join(folder, "aliases")
+            os.mkfifo(pipe)
+            child = os.fork()
+            if child == 0:
+                os.environ["HOSTALIASES"] = pipe  # a file that libc reads, here without an end
+                fsdpckpt.open(name)
+                os._exit(1)
+            time.sleep(0.3)
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+        signal.alarm(30)
+        with self.assertRaisesRegex(fsdpckpt.SystemFailure, "no address was found"):
+            fsdpckpt.open(name)
+        signal.alarm(0)
 
     def test_fork_while_it_starts(self):
         """Children that are forked while another thread starts the process that talks to servers can use it, too."""

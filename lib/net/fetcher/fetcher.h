@@ -118,7 +118,8 @@ typedef struct transfer {
     size_t capacity;
     int tries, redirects;
     bool plain_http; /* the name has http://, so it may stay there */
-    int64_t wake;    /* WAITS: when it starts, in milliseconds */
+    int64_t wake;    /* WAITS: when it starts, in milliseconds; NEEDS_HOST: when it asks somebody else */
+    int asked;       /* NEEDS_HOST: socket of who was asked */
     struct curl_slist *headers, *resolve;
     CURL *easy;
     response answer;

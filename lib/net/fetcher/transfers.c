@@ -9,11 +9,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 enum {
     FIRST_PAUSE_MS = 500, /* doubled at each repetition */
     MOST_PAUSE_MS = 60000,
+    ASK_AGAIN_MS = 1000,
 };
 
 const char *transfer_name(const transfer *t) {
@@ -137,10 +139,44 @@ static const char *find_host(const transfer *t, char *where, size_t size) {
     return wrong;
 }
 
-/* @return who can be asked for an address; -1: nobody */
-static int asker(const transfer *t) {
-    const waiter *w = t->object && t->object->waiters ? t->object->waiters : t->folder ? t->folder->waiters : NULL;
-    return t->reply >= 0 ? t->reply : w ? w->answer : -1;
+/* @return the socket of one who waits for the transfer and can be asked for an address, from 0 on; -1: no more */
+static int asker(const transfer *t, size_t index) {
+    const waiter *lists[] = {t->object ? t->object->waiters : NULL, t->folder ? t->folder->waiters : NULL};
+    if (t->reply >= 0) {
+        return index == 0 ? t->reply : -1;
+    }
+    for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) {
+        for (const waiter *w = lists[i]; w; w = w->next) {
+            if (index-- == 0) {
+                return w->answer;
+            }
+        }
+    }
+    return -1;
+}
+
+static void ask_for_host(transfer *t, const char *where) {
+    const uint32_t n = (uint32_t)strlen(where);
+    int socket;
+    for (size_t i = 0; t->progress != NEEDS_HOST && (socket = asker(t, i)) >= 0; i++) {
+        if (fetcher_send(socket, (fc_net_answer){.kind = FC_NET_WHERE, .text = n}, where, n)) {
+            t->progress = NEEDS_HOST;
+            t->asked = socket;
+            t->wake = fetcher_now() + ASK_AGAIN_MS;
+        }
+    }
+}
+
+/* Whether who was asked has gone without an answer: its process was killed. */
+static bool is_asked_in_vain(const transfer *t) {
+    char unused;
+    int socket;
+    for (size_t i = 0; (socket = asker(t, i)) >= 0; i++) {
+        if (socket == t->asked) {
+            return recv(socket, &unused, 1, MSG_PEEK | MSG_DONTWAIT) == 0;
+        }
+    }
+    return true;
 }
 
 static const char *known_host(const fetcher *f, const char *where) {
@@ -172,12 +208,7 @@ static void start(fetcher *f, transfer *t) {
         return;
     }
     if (!line) {
-        const int socket = asker(t);
-        if (socket >= 0) {
-            fetcher_send(socket, (fc_net_answer){.kind = FC_NET_WHERE, .text = (uint32_t)strlen(where)}, where,
-                         strlen(where));
-            t->progress = NEEDS_HOST;
-        }
+        ask_for_host(t, where);
         return;
     }
     curl_slist_free_all(t->resolve);
@@ -197,6 +228,10 @@ void transfers_start(fetcher *f) {
     while (again) { /* starting may end one, and that may begin others */
         again = false;
         for (transfer *t = f->transfers; t && !again; t = t->next) {
+            if (t->progress == NEEDS_HOST && t->wake <= now) {
+                t->progress = is_asked_in_vain(t) ? WAITS : NEEDS_HOST;
+                t->wake = t->progress == WAITS ? now : now + ASK_AGAIN_MS;
+            }
             if (t->progress == WAITS && t->wake <= now) {
                 t->wake = now + 50; /* if nobody can say where its host is yet */
                 start(f, t);
