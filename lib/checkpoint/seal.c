@@ -8,12 +8,13 @@
 #include "checkpoint/same_name.h"
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/try.h"
+#include "io/file.h"
 #include "io/path.h"
+#include "net/remote.h"
 
 #include <errno.h>
 #include <jansson.h>
 #include <limits.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -146,9 +147,9 @@ static json_int_t seal_version(const json_t *root) {
     return json_integer_value(version ? version : json_object_get(root, "version"));
 }
 
-static fc_code parse(fc_checkpoint *checkpoint, fc_seal *seal, FILE *f, fc_error *err) {
+static fc_code parse(fc_checkpoint *checkpoint, fc_seal *seal, const char *text, size_t size, fc_error *err) {
     json_error_t mistake;
-    json_t *root = json_loadf(f, JSON_REJECT_DUPLICATES, &mistake);
+    json_t *root = json_loadb(text, size, JSON_REJECT_DUPLICATES, &mistake);
     const char *kind = json_string_value(json_object_get(root, "fsdpckpt"));
     fc_code rc = FC_OK;
     bool no_memory = false;
@@ -171,27 +172,41 @@ static fc_code parse(fc_checkpoint *checkpoint, fc_seal *seal, FILE *f, fc_error
     return rc;
 }
 
-fc_code fc_seal_load(fc_checkpoint *checkpoint, fc_error *err) {
-    const char *path;
+/* Whether there is a seal. A server may refuse access to what is not there, or say that it has everything. */
+static fc_code find_seal(const fc_checkpoint *checkpoint, const char *path, bool *found, fc_error *err) {
     struct stat st;
-    FC_TRY(seal_path(checkpoint, checkpoint->arena, &path, err));
-    if (fc_stat(path, &st) != 0) {
-        return errno == ENOENT ? FC_OK : fc_fail_errno(err, errno, "%s: cannot be examined", path);
-    }
-    if (!S_ISREG(st.st_mode)) {
+    *found = false;
+    if (fc_is_remote(path)) {
+        fc_remote_info info;
+        *found = !fc_remote_is_root(checkpoint->path) && fc_remote_stat(path, false, &info, NULL) == FC_OK &&
+                 info.found && !info.is_folder && info.size <= MOST_BYTES;
         return FC_OK;
     }
-    if (st.st_size > MOST_BYTES) {
+    if (stat(path, &st) != 0) {
+        return errno == ENOENT ? FC_OK : fc_fail_errno(err, errno, "%s: cannot be examined", path);
+    }
+    if (S_ISREG(st.st_mode) && st.st_size > MOST_BYTES) {
         return fc_fail(err, FC_ECORRUPT, "%s: too large for a seal; remove it, or seal the checkpoint again", path);
+    }
+    *found = S_ISREG(st.st_mode);
+    return FC_OK;
+}
+
+fc_code fc_seal_load(fc_checkpoint *checkpoint, fc_error *err) {
+    const char *path;
+    char *text = NULL;
+    size_t size;
+    bool found;
+    FC_TRY(seal_path(checkpoint, checkpoint->arena, &path, err));
+    FC_TRY(find_seal(checkpoint, path, &found, err));
+    if (!found) {
+        return FC_OK;
     }
     fc_seal *seal = fc_arena_calloc(checkpoint->arena, 1, sizeof *seal);
     FC_TRY(seal ? fc_seal_new(checkpoint, checkpoint->arena, seal, err) : fc_no_memory(err, checkpoint->path));
-    FILE *f = fopen(path, "rbe");
-    if (!f) {
-        return fc_fail_errno(err, errno, "%s", path);
-    }
-    fc_code rc = parse(checkpoint, seal, f, err);
-    fclose(f);
+    FC_TRY(fc_read_whole(path, "a seal", MOST_BYTES, &text, &size, err));
+    fc_code rc = parse(checkpoint, seal, text, size, err);
+    free(text);
     checkpoint->seal = rc == FC_OK ? seal : NULL;
     return rc;
 }

@@ -27,6 +27,15 @@ bool fc_is_remote(const char *path) {
     return is;
 }
 
+bool fc_remote_is_root(const char *name) {
+    const char *host = strstr(name, "://") + 3;
+    const char *rest = strchr(host, '/');
+    if (rest && strncmp(name, "hf://", 5) == 0) {
+        rest = strchr(rest + 1, '/');
+    }
+    return !rest || rest[1] == '\0';
+}
+
 fc_code fc_remote_check(const char *name, fc_error *err) {
     const char *host = strstr(name, "://") + 3;
     const size_t host_size = strcspn(host, "/"), shown = (size_t)(host - name);

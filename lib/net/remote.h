@@ -14,6 +14,9 @@
 /** Returns whether a path is the name of something on a server. The one place where such names are recognised. */
 bool fc_is_remote(const char *path);
 
+/** Returns whether a name is that of a whole bucket, model or host: no name next to it belongs to it. */
+bool fc_remote_is_root(const char *name);
+
 /** Refuses a name that this build cannot read, or that contains a password or a token (FC_EUSAGE). */
 fc_code fc_remote_check(const char *name, fc_error *err);
 

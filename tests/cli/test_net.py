@@ -134,6 +134,22 @@ class Same(Net):
         self.local(files)
         self.compare(server.name + "/m", "local")
 
+    def test_seal(self):
+        files = {"model.safetensors": file_of(3)}
+        self.local(files)
+        self.command("verify", "local/model.safetensors", "--seal")
+        seal = "model.safetensors.fsdpckpt-seal.json"
+        server = self.serve(dict(files, **{seal: self.bytes_of("local/" + seal)}))
+        name = server.name + "/m/model.safetensors"
+        self.assertEqual(self.command("verify", name, "--json").replace(name, "local/model.safetensors"),
+                         self.command("verify", "local/model.safetensors", "--json"))
+        server.files["/m/model.safetensors"] = files["model.safetensors"][:-1] + b"?"
+        self.assertIn("tensor model.b: damaged", self.command("verify", name, status=1))
+        server.files["/m/" + seal] = b"{"
+        self.assertIn("damaged seal", self.command("verify", name, status=3))
+        server.faults["/m/" + seal] = ["always-403"]
+        self.command("inspect", name)
+
     def test_plain_http_on_this_machine(self):
         server = self.serve({"model.safetensors": file_of(3)}, https=False)
         self.command("inspect", server.name + "/m/model.safetensors")

@@ -248,8 +248,8 @@ class Hub(Net):
                 handler.plain(200, link, body.encode())
             elif path.startswith(base) and path[len(base):] in files:
                 handler.plain(302, [("Location", storage.name + "/blob/" + path[len(base):] + "?sign=secret")])
-            else:
-                handler.plain(404)
+            else:  # the hub does not say whether another model is there
+                handler.plain(404 if path.startswith(base) or "/owner/other/" in path else 401)
             return True
 
         hub = net_server.start({}, self.certificate, answer)
