@@ -315,6 +315,13 @@ fc_code fc_derived_record_reads(const fc_checkpoint *derived, const fc_tensor *t
     return origin->read || tensor->nchunks == 0 ? FC_OK : fc_no_memory(err, derived->path);
 }
 
+fc_code fc_derived_add_header(fc_checkpoint *derived, const char *path, fc_error *err) {
+    const fc_open_options all = {.headers_only = false};
+    const char *copy = fc_arena_strndup(derived->arena, path, strlen(path));
+    FC_NEED(copy, err, path);
+    return fc_identities_add_header(derived, copy, &all, err);
+}
+
 fc_derived *fc_derived_of(const fc_checkpoint *checkpoint, const fc_derived_kind *kind) {
     if (checkpoint->format->reader.close != derived_close) {
         return NULL;

@@ -71,6 +71,10 @@ struct fc_derived {
 fc_code fc_derived_new(const fc_derived_kind *kind, fc_checkpoint *const *sources, size_t count, fc_checkpoint **out,
                        fc_error *err);
 
+/** Adds a file to those that describe the sources, such as a configuration that decides on values. @return FC_ENOMEM.
+ */
+fc_code fc_derived_add_header(fc_checkpoint *derived, const char *path, fc_error *err);
+
 /** Lets fc_checkpoint_close of `derived` close its sources. */
 void fc_derived_own(fc_checkpoint *derived);
 

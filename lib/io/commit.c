@@ -30,7 +30,8 @@ struct fc_commit {
     char *target; /* resolved: no trailing slash, no symbolic link */
     char *parent; /* directory of the target */
     fc_staging staging;
-    bool keeps;            /* an abort keeps the staging directory */
+    bool keeps;            /* an abort keeps the staging directory, */
+    bool says_so;          /* and says so */
     fc_progress *progress; /* may be NULL */
 };
 
@@ -148,7 +149,7 @@ fc_code fc_commit_check(const fc_commit_options *how, fc_error *err) {
 }
 
 void fc_commit_abort(fc_commit *commit) {
-    if (commit && commit->keeps && commit->how.reporter.report) {
+    if (commit && commit->keeps && commit->says_so && commit->how.reporter.report) {
         fc_error line; /* makes the line printable */
         fc_fail(&line, FC_OK, "%s: what is written is kept in %s: repeat the command that wrote it to go on",
                 commit->target, commit->staging.path);
@@ -158,7 +159,7 @@ void fc_commit_abort(fc_commit *commit) {
 }
 
 void fc_commit_keep(fc_commit *commit, bool keeps) {
-    commit->keeps = keeps;
+    commit->keeps = commit->says_so = keeps;
 }
 
 const char *fc_commit_folder(const fc_commit *commit) {

@@ -8,8 +8,8 @@
 /** Makes fc_commit_finish count the files that it syncs, as FC_PHASE_SYNCING, and stop if `progress` is cancelled. */
 void fc_commit_count(fc_commit *commit, struct fc_progress *progress);
 
-/** With fc_commit_options.resumable: whether the staging directory stays if the commit is aborted or fails. At first,
- * it stays if it was there before. */
+/** With fc_commit_options.resumable: whether the staging directory stays if the commit is aborted or fails. An abort
+ * says so. At first, it stays if it was there before, and nothing is said: the error tells why it is of no use. */
 void fc_commit_keep(fc_commit *commit, bool keeps);
 
 /** Returns the path of the staging directory. */

@@ -1,13 +1,14 @@
 /*
  * Says what a conversion converts, and how: see resume_identity.h. The first letter of a text is its kind. The source
- * is known by the names, sizes and times of its files, and the target by a digest of the plan; options are texts of the
- * caller, because two of them can give the same plan for other values.
+ * is known by the names, inodes, sizes and times of its files, and the target by a digest of the plan; options are
+ * texts of the caller, because two of them can give the same plan for other values.
  */
 #include "move/resume_identity.h"
 
 #include "base/crc.h"
 #include "base/file_name.h"
 #include "fsdpckpt/try.h"
+#include "io/path.h"
 #include "plan/target_file.h"
 
 #include <inttypes.h>
@@ -43,24 +44,37 @@ static bool add(fc_notes *out, char kind, const char *format, ...) {
     return added;
 }
 
-static bool add_file(fc_notes *out, const char *path, uint64_t size, int64_t modified) {
+static int64_t nanoseconds(const struct timespec *at) {
+    return (int64_t)at->tv_sec * 1000000000 + at->tv_nsec; /* until the year 2262 */
+}
+
+/* A program can keep the size and the time of the last write, but not the time of the last change, nor the inode of
+ * another file. The inode of a file on a server tells its version. A device can have another number after a restart. */
+static bool add_file(fc_notes *out, const fc_file_identity *file) {
     char real[PATH_MAX];
-    return add(out, KIND_FILE, "%s", realpath(path, real) ? real : path) &&
-           add(out, KIND_STATE, "%" PRIu64 " %" PRId64, size, modified);
+    return add(out, KIND_FILE, "%s", realpath(file->path, real) ? real : file->path) &&
+           add(out, KIND_STATE, "%" PRIu64 " %" PRIu64 " %" PRId64 " %" PRId64, file->inode, file->size, file->modified,
+               file->changed);
 }
 
 /* Adds a file that an option names. The files of a directory are those of the source, or have no influence. */
 static bool add_input(fc_notes *out, const char *path) {
     struct stat st;
-    return stat(path, &st) != 0 || !S_ISREG(st.st_mode) ||
-           add_file(out, path, (uint64_t)st.st_size, (int64_t)st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec);
+    if (fc_stat(path, &st) != 0 || !S_ISREG(st.st_mode)) {
+        return true;
+    }
+    return add_file(out, &(fc_file_identity){.path = path,
+                                             .inode = (uint64_t)st.st_ino,
+                                             .size = (uint64_t)st.st_size,
+                                             .modified = nanoseconds(&st.st_mtim),
+                                             .changed = nanoseconds(&st.st_ctim)});
 }
 
 static bool add_files(fc_notes *out, const fc_checkpoint *source, const char *const *inputs) {
     fc_file_identity file;
     bool good = true;
     for (size_t i = 0; good && fc_checkpoint_identity(source, i, &file); i++) {
-        good = !file.path || add_file(out, file.path, file.size, file.modified);
+        good = !file.path || add_file(out, &file);
     }
     for (; good && inputs && *inputs; inputs++) {
         good = add_input(out, *inputs);

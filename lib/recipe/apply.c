@@ -323,6 +323,7 @@ fc_code fc_recipe_apply(fc_checkpoint *source, const fc_target *target, const fc
     fc_arena_free(b.scratch);
     rc = rc == FC_OK ? fc_derived_set_tensors(b.out, b.tensors, b.count, err) : rc;
     free(b.tensors);
+    rc = rc == FC_OK && recipe->config_path ? fc_derived_add_header(b.out, recipe->config_path, err) : rc;
     if (rc != FC_OK) {
         fc_checkpoint_close(b.out);
         return rc;

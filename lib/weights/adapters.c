@@ -2,6 +2,7 @@
  * Merges LoRA adapters: finds the weight of each pair of factors by its name, and lists what is added to what.
  */
 #include "weights/adapters.h"
+#include "derived/derived.h"
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/try.h"
 #include "plan/quantized.h"
@@ -433,6 +434,9 @@ static fc_code prepare(merger *m) {
     FC_NEED(m->added && m->changes && fc_module_parameters_list(m->source, m->scratch, &m->modules_of_source), m->err,
             m->source->path);
     FC_TRY(fc_computed_new(m->all, m->count + 1, most, &m->out, m->err));
+    for (size_t i = 0; i < m->count; i++) {
+        FC_TRY(fc_derived_add_header(m->out, m->adapters[i].config.path, m->err));
+    }
     m->arena = m->out->arena;
     return FC_OK;
 }

@@ -64,6 +64,7 @@ static const json_t *block_sizes(const json_t *config) {
 
 static fc_code read_config(fc_dequantizer *f, const char *path) {
     FC_TRY(fc_json_load_config(path, f->scratch, &path, &f->root, f->err));
+    FC_TRY(fc_derived_add_header(f->out, path, f->err));
     f->config = part_of_config(f->root);
     const json_t *sizes = block_sizes(f->config);
     for (size_t i = 0; json_array_size(sizes) == 2 && i < 2; i++) {

@@ -163,6 +163,30 @@ class Same(Net):
         for name in ("/m/", "/m/model.safetensors"):
             self.assertIn("model.a", self.command("diff", server.name + name, server.name + "/m/other.safetensors", status=1))
 
+    def test_a_conversion_that_broke_off_goes_on_unless_the_file_was_replaced(self):
+        made_of = lambda: safetensors({name: ("U8", [size], made.randbytes(size)) for name, size in
+                                       {"a": 100_000, "b": 100_000, "c": 200_000, "d": 100_000}.items()})
+        files = {"model.safetensors": made_of()}
+        server = self.serve(files)
+        convert = ["consolidate", server.name + "/m/model.safetensors", "-o", "t/", "--to", "safetensors", "--max-shard-size", "100kB"]
+        self.command(*convert)
+        whole = self.digest("t")
+        for replaced in (False, True):
+            shutil.rmtree(os.path.join(self.dir, "t"))
+            limit = ["prlimit", "--fsize=150000", BINARY, *convert, "--resume", "-j1"]  # the third file is larger
+            environment = dict(os.environ, SSL_CERT_FILE=self.certificate[0], FSDPCKPT_NET_PACE="1")
+            got = subprocess.run(limit, env=environment, cwd=self.dir, capture_output=True, text=True, timeout=HANG, check=False)
+            self.assertEqual(got.returncode, 4, got.stderr)
+            self.assertIn("is kept in", got.stderr)
+            server.requests.clear()
+            if replaced:
+                server.files["/m/model.safetensors"] = made_of()
+                told = self.command(*convert, "--resume", status=3)
+                self.assertIn(server.name + "/m/model.safetensors: was changed since the unfinished conversion was begun", told)
+            else:
+                self.command(*convert, "--resume")
+                self.assertEqual(self.digest("t"), whole)
+
     def test_what_cannot_be_on_a_server(self):
         server = self.serve({"model.safetensors": file_of(3), "x.h5": b"\x89HDF\r\n\x1a\n" + bytes(1000)})
         name = server.name + "/m/model.safetensors"
