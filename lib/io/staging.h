@@ -11,7 +11,8 @@
  *
  *     journal   what of the target is written (move/resume.h)
  *     tiles/N   second names of the files that it is written to; `new` is made anew by each run
- *     complete  made when the new target is complete and synced, before it is renamed into place
+ *     complete  made when the new target is complete and synced, before it is renamed into place; complete/N has the
+ *               number of its inode, so that a run that died after an exchange of the names is known
  */
 #pragma once
 

@@ -8,8 +8,8 @@
  * syncs the files of finished tiles, and then the records of these;
  *   5. fc_staging_promise: the staging directory, only where the names of two directories cannot be exchanged;
  *   6. commit.c, sync_parent: after the rename, the directory of the target;
- *   7. staging.c, remove_content: the removal of all else in the staging directory, before that of the lock. A failure
- *      of this one is not reported: the next run clears what is left.
+ *   7. staging.c, fc_staging_empty: the removal of all else in the staging directory, before that of the lock. A
+ * failure of this one is not reported: the next run clears what is left.
  */
 #include "io/sync.h"
 

@@ -89,6 +89,13 @@ static fc_code copy_headers(const fc_target *target, const fc_target_file *file,
     return rc;
 }
 
+/* Whether the open file is the one that the journal means, and has no name but that in `tiles`: it is written to in
+ * place, and whoever has another name of it, such as a target that is in place, must not see that. */
+static bool is_staged(const struct stat *was, const struct stat *made, const fc_staged_file *then) {
+    return S_ISREG(was->st_mode) && was->st_nlink == 1 && was->st_uid == geteuid() && was->st_dev == made->st_dev &&
+           was->st_ino == then->inode && (uint64_t)was->st_size == then->size;
+}
+
 /* A run that dies in between has lost nothing: the next one makes all names in `new` again. */
 static fc_code exchange_name(const fc_target_file *file, int tiles, const char *name, fc_error *err) {
     if (unlink(file->path) != 0 || linkat(tiles, name, AT_FDCWD, file->path, 0) != 0) {
@@ -113,15 +120,15 @@ fc_code fc_staged_take(const fc_target *target, const fc_target_file *file, int 
     fc_code rc = FC_OK;
     *taken = false;
     fc_staged_name_of(number, name);
-    int made = open(file->path, O_RDONLY | O_CLOEXEC), old = openat(tiles, name, O_WRONLY | O_CLOEXEC | O_NOFOLLOW);
+    int made = open(file->path, O_RDONLY | O_CLOEXEC), old = -1;
     if (made < 0 || fstat(made, &st) != 0) {
         rc = fc_fail_errno(err, errno, "%s: cannot be examined", file->path);
         goto out;
     }
+    old = openat(tiles, name, O_WRONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK); /* waits for no reader of a pipe */
     *now = (fc_staged_file){st.st_ino, (uint64_t)st.st_size, fc_staged_layout(target, file), true};
-    *taken = then && then->known && old >= 0 && fstat(old, &was) == 0 && S_ISREG(was.st_mode) &&
-             was.st_ino == then->inode && (uint64_t)was.st_size == then->size && then->size == now->size &&
-             then->layout == now->layout;
+    *taken = then && then->known && old >= 0 && fstat(old, &was) == 0 && is_staged(&was, &st, then) &&
+             then->size == now->size && then->layout == now->layout;
     rc = *taken ? take_open(target, file, tiles, name, made, &st, old, err) : FC_OK;
 out:
     if (made >= 0) {

@@ -193,23 +193,20 @@ class Resume(harness.Case):
         self.goes_on("--force")
 
     def test_torn_journal_is_used_up_to_its_last_whole_record(self):
-        self.interrupt()
-        journal = self.path(STAGING, "journal")
-        with open(journal, "rb") as f:
-            whole = f.read()
-        self.start.append("copy")
-        for content, percent in ((whole[:-1], 20), (whole + bytes(100), 40), (whole + whole[-200:], 40),
-                                 (whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:], 20)):
+        for change, percent in ((lambda d: d[:-1], 20), (lambda d: d + bytes(100), 40), (lambda d: d + d[-200:], 40),
+                                (lambda d: d[:-9] + bytes([d[-9] ^ 1]) + d[-8:], 20), (lambda d: d[:20], None)):
+            self.interrupt()
+            journal = self.path(STAGING, "journal")
+            with open(journal, "rb") as f:
+                whole = f.read()
             with open(journal, "wb") as f:
-                f.write(content)
-            shutil.copytree(self.path(STAGING), self.path("copy"), copy_function=os.link)
-            self.goes_on(percent=percent)
+                f.write(change(whole))
+            if percent:
+                self.goes_on(percent=percent)
+            else:
+                self.assertEqual(self.resume().stderr, "")
+                self.assertEqual(tree(self.path("out")), self.whole)
             shutil.rmtree(self.path("out"))
-            os.rename(self.path("copy"), self.path(STAGING))
-        with open(journal, "wb") as f:
-            f.write(whole[:20])
-        self.assertEqual(self.resume().stderr, "")
-        self.assertEqual(tree(self.path("out")), self.whole)
 
     def test_files_that_are_not_those_of_the_journal_are_written_again(self):
         self.interrupt()
@@ -221,6 +218,59 @@ class Resume(harness.Case):
                 f.write(bytes(size))
         self.start = self.listing()[1:]
         self.goes_on()
+
+    def test_files_with_other_names_are_not_written_to(self):
+        self.interrupt()
+        os.mkdir(self.path("kept"))
+        for name in os.listdir(self.path(STAGING, "tiles")):
+            os.link(self.path(STAGING, "tiles", name), self.path("kept", name))
+        before = {name: (content, os.stat(self.path("kept", name)).st_mtime_ns) for name, content in tree(self.path("kept")).items()}
+        self.start = self.listing()[1:]
+        self.goes_on()
+        self.assertEqual({name: (content, os.stat(self.path("kept", name)).st_mtime_ns) for name, content in tree(self.path("kept")).items()}, before)
+
+    def test_what_is_no_file_is_not_waited_for(self):
+        with open(self.path("precious"), "wb") as f:
+            f.write(b"x")
+        self.start = self.listing()
+        for make in (os.mkfifo, lambda path: os.symlink(self.path("precious"), path), os.mkdir):
+            self.interrupt()
+            name = self.path(STAGING, "tiles", "0")
+            os.unlink(name)
+            make(name)
+            p = self.resume()
+            if make is os.mkdir:  # this is no work of the command
+                self.assertEqual(p.returncode, 4, p.stderr)
+                shutil.rmtree(self.path(STAGING))
+            else:
+                self.assertEqual((p.returncode, tree(self.path("out"))), (0, self.whole), p.stderr)
+                shutil.rmtree(self.path("out"))
+        with open(self.path("precious"), "rb") as f:
+            self.assertEqual(f.read(), b"x")
+
+    def test_directories_of_others_are_left_alone(self):
+        os.mkdir(self.path("elsewhere"))
+        os.symlink("elsewhere", self.path(STAGING))
+        self.refused(4, contains=[STAGING])
+        self.assertEqual(os.listdir(self.path("elsewhere")), [])
+        os.unlink(self.path(STAGING))
+        for name in ("tiles", "new", "journal", "lock", "complete"):
+            self.interrupt()
+            path = self.path(STAGING, name)
+            shutil.rmtree(path) if os.path.isdir(path) else os.path.lexists(path) and os.unlink(path)
+            os.symlink(self.path("elsewhere"), path)
+            p = self.resume()
+            if p.returncode == 0:
+                self.assertEqual(tree(self.path("out")), self.whole)
+                shutil.rmtree(self.path("out"))
+            else:
+                self.assertEqual((p.returncode, len(p.stderr.splitlines()[name == "lock":])), (4, 1), p.stderr)
+                shutil.rmtree(self.path(STAGING))
+            self.assertEqual(os.listdir(self.path("elsewhere")), [], name)
+        if os.geteuid() == 0:
+            self.interrupt()
+            os.chown(self.path(STAGING), 1, 1)
+            self.refused(2, contains=[STAGING, "belongs to another user"])
 
     def test_damage_of_a_source_is_found_although_its_tiles_are_finished(self):
         with open(self.path("m.pt"), "r+b") as f:

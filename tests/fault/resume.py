@@ -4,9 +4,11 @@
 kill: the command is killed at every STEP-th system call, and so is a second run at a call by chance. The next one makes the same
 bytes as a run without a fault and without --resume, and leaves nothing else. fail: each call fails instead; the command ends with
 its one error line, and perhaps one that says what is kept. moved: after a kill at 90 % of the bytes, the next run reads and writes
-at most 15 % of what a whole one does. power: after each call the power fails, and the disk has some of what was not synced.
+at most 15 % of what a whole one does. replace, two_steps: the command replaces an older target, and is killed at each of the STEP
+calls before and after that, and so is a second run at others; the target is always the old one or the new one. two_steps is without an exchange of names, so
+that the target can be missing until the next run. power: after each call the power fails, and the disk has some of what was not synced.
 
-usage: resume.py FSDPCKPT SHIM TRACE kill|fail|moved|power STEP CASE
+usage: resume.py FSDPCKPT SHIM TRACE kill|fail|moved|replace|two_steps|power STEP CASE
 """
 import os
 import random
@@ -138,12 +140,12 @@ class Resume:
     def preload(self, *libraries, **more):
         return dict(os.environ, LD_PRELOAD=":".join(libraries), LD_LIBRARY_PATH=self.paths, **more)
 
-    def faulty(self, n, *libraries, **more):
+    def faulty(self, n, *options, **more):
         """Runs it with a fault at the n-th call. @return the result, and the name of the call."""
         with open(self.log, "wb") as f:
             f.write(bytes(64))
-        env = self.preload(self.shim, *libraries, FAULT_AT=str(n), FAULT_LOG=self.log, FAULT_FAMILY="sys", **more)
-        p = subprocess.run(self.argv(), env=env, capture_output=True, text=True, timeout=600)
+        env = self.preload(self.shim, FAULT_AT=str(n), FAULT_LOG=self.log, FAULT_FAMILY="sys", **more)
+        p = subprocess.run([*self.argv(), *options], env=env, capture_output=True, text=True, timeout=600)
         with open(self.log, "rb") as f:
             return p, f.read().rstrip(b"\0").decode()
 
@@ -190,6 +192,39 @@ class Resume:
         self.must([*self.argv(), "--force"])
         assert power.tree(self.disk) == self.whole, where
 
+    def replace(self, near, **more):
+        """@return the first call at which the target is the new one, and after how many kills it was the old one, and the new one."""
+        chance, name, counts = random.Random(near), self.name.rstrip("/"), {"old": 0, "new": 0}
+        kept, journal = os.path.join(self.home, "old"), os.path.join(self.disk, f".{name}.fsdpckpt-resume", "journal")
+        self.start()
+        self.must([*self.argv(resume=False), "--include", "l0.*"])
+        old = power.tree(self.disk)
+        os.rename(self.disk, kept)
+
+        def kill(n, begins=True):
+            """@return whether the target is the new one."""
+            if begins:
+                shutil.rmtree(self.disk, True)
+                shutil.copytree(kept, self.disk)
+            _, call = self.faulty(n, "--force", FAULT_KILL="1", **more)
+            target = power.target_of(power.tree(self.disk), name)
+            assert target in (old, self.whole) or (more and not target), f"call {n} ({call}): {sorted(target)}"
+            counts["new" if target == self.whole else "old"] += 1
+            return target == self.whole
+
+        low, high = 1, 1 << 14
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if kill(middle) else (middle + 1, high)
+        for n in range(low - near, low + near):
+            unclean = kill(n) and os.path.exists(journal)
+            for second in range(1, low, 40) if unclean else [chance.randrange(1, low)]:
+                kill(n)
+                kill(second, False)
+                self.must([*self.argv(), "--force"], self.preload(self.shim, **more) if more else None)
+                assert power.tree(self.disk) == self.whole, f"call {n}: {sorted(power.tree(self.disk))}"
+        return low, counts["old"], counts["new"]
+
     def write(self, state):
         """Makes the files of a replayed disk. Those with two names have them, and the journal gets the numbers of the new inodes."""
         made, todo = {}, [("", state.top)]
@@ -199,6 +234,7 @@ class Resume:
             for name, below in state.inodes[inode].items():
                 content, full = state.inodes[below], os.path.join(self.disk, path + name)
                 if isinstance(content, dict):
+                    made[below] = full
                     os.mkdir(full)
                     todo.append((path + name + "/", below))
                 elif below in made:
@@ -207,8 +243,12 @@ class Resume:
                     made[below] = full
                     with open(full, "wb") as f:
                         f.write(content)
+        inodes = {inode: os.stat(path).st_ino for inode, path in made.items()}
         for journal in [path for path in made.values() if path.endswith("-resume/journal")]:
-            renumber(journal, {inode: os.stat(path).st_ino for inode, path in made.items()})
+            renumber(journal, inodes)
+        for complete in [path for path in made.values() if path.endswith("-resume/complete")]:
+            for number in os.listdir(complete):
+                os.rename(os.path.join(complete, number), os.path.join(complete, str(inodes.get(int(number), 0))))
 
     def cut_power(self, step):
         """@return how many calls there are, how many different disks there were after every STEP-th, and how many runs went on."""
@@ -268,6 +308,11 @@ def main():
             rest, whole = Resume(program, shim, trace, home, case, 8000, 1000).move()
             print(f"{rest} of {whole} bytes after a kill at 90 %")
             assert rest <= 0.15 * whole, (rest, whole)
+        elif way in ("replace", "two_steps"):
+            more = {"FAULT_NO_EXCHANGE": "1"} if way == "two_steps" else {}
+            calls, old, new = Resume(program, shim, trace, home, case).replace(int(step), **more)
+            print(f"new from call {calls} on; {old} old and {new} new targets")
+            assert old > 0 and new > 0
         elif way == "power":
             calls, disks, resumed = Resume(program, shim, trace, home, case).cut_power(int(step))
             print(f"{calls} calls, {disks} disks after a power failure, {resumed} times the next run went on")
