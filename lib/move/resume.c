@@ -146,8 +146,8 @@ static void report_done(const fc_resume *r, const fc_resume_options *o) {
         bytes += r->journal.tiles[i].bytes;
     }
     if (reporter->report && bytes > 0) {
-        fc_error line; /* makes the line printable */
-        const double part = o->bytes ? (double)bytes / (double)o->bytes : 0;
+        fc_error line;                                                               /* makes the line printable */
+        const double part = bytes < o->bytes ? (double)bytes / (double)o->bytes : 1; /* a damaged journal has more */
         fc_fail(&line, FC_OK, "%s: goes on with a conversion of which %d %% is written", o->path, (int)(100 * part));
         reporter->report(reporter->context, line.message);
     }
@@ -294,7 +294,7 @@ fc_code fc_resume_file(fc_resume *resume, const fc_target_file *file, fc_error *
         return FC_OK;
     }
     r->named = true;
-    return begin_file(r, file, &made, then && then->known, err);
+    return begin_file(r, file, &made, then != NULL, err);
 }
 
 const fc_done_tiles *fc_resume_done(const fc_resume *resume, size_t item, size_t *count) {

@@ -126,9 +126,9 @@ fc_code fc_staged_take(const fc_target *target, const fc_target_file *file, int 
         goto out;
     }
     old = openat(tiles, name, O_WRONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK); /* waits for no reader of a pipe */
-    *now = (fc_staged_file){st.st_ino, (uint64_t)st.st_size, fc_staged_layout(target, file), true};
-    *taken = then && then->known && old >= 0 && fstat(old, &was) == 0 && is_staged(&was, &st, then) &&
-             then->size == now->size && then->layout == now->layout;
+    *now = (fc_staged_file){st.st_ino, (uint64_t)st.st_size, fc_staged_layout(target, file)};
+    *taken = then && old >= 0 && fstat(old, &was) == 0 && is_staged(&was, &st, then) && then->size == now->size &&
+             then->layout == now->layout;
     rc = *taken ? take_open(target, file, tiles, name, made, &st, old, err) : FC_OK;
 out:
     if (made >= 0) {

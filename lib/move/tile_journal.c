@@ -1,7 +1,7 @@
 /*
  * Reads and writes the journal of finished tiles: see tile_journal.h. A record is its kind and the length of its
- * content, the content, and the CRC-64 of both; all numbers are little-endian and have 8 bytes. Bytes after the last
- * whole record are overwritten by the next one.
+ * content, the content, and a CRC-64, which goes on from that of the record before it: so no record is taken for one
+ * that was written at another time or in another journal. All numbers are little-endian and have 8 bytes.
  */
 #include "move/tile_journal.h"
 
@@ -24,8 +24,7 @@ enum {
     HEAD = 2 * NUMBER, /* kind and length */
     FILE_NUMBERS = 4,
     TILE_NUMBERS = 8,
-    SUM_NUMBERS = 6,
-    MOST_FILES = 1 << 24 /* staged files; a journal that names more is damaged */
+    SUM_NUMBERS = 6
 };
 
 typedef enum record_kind { RECORD_IDENTITY = 1, RECORD_FILE, RECORD_TILES } record_kind;
@@ -76,24 +75,22 @@ static bool read_file(fc_tile_journal *j, content *c, fc_code *rc, fc_error *err
         return false;
     }
     const uint64_t number = take(c);
-    if (number > MOST_FILES) {
+    if (number > j->nfiles) { /* files come one after the other */
         return false;
     }
     if (!fc_grow(&j->files, &j->most_files, (size_t)number + 1, sizeof *j->files)) {
         *rc = fc_no_memory(err, j->path);
         return true;
     }
-    for (; j->nfiles <= number; j->nfiles++) {
-        j->files[j->nfiles] = (fc_staged_file){.known = false};
-    }
-    if (j->files[number].known) {
+    if (number < j->nfiles) {
         forget_tiles(j, number);
+    } else {
+        j->nfiles++;
     }
     fc_staged_file *file = &j->files[number];
     file->inode = take(c);
     file->size = take(c);
     file->layout = take(c);
-    file->known = true;
     return true;
 }
 
@@ -122,10 +119,12 @@ static fc_done_sum take_sum(content *c) {
 }
 
 static bool read_tiles(fc_tile_journal *j, content *c, fc_code *rc, fc_error *err) {
+    const bool counted = c->left >= 2 * NUMBER;
     const uint64_t ntiles = take(c), nsums = take(c);
+    const size_t first = j->ntiles;
     uint64_t tiles, sums, all;
-    if (!fc_mul_u64(ntiles, TILE_NUMBERS * NUMBER, &tiles) || !fc_mul_u64(nsums, SUM_NUMBERS * NUMBER, &sums) ||
-        !fc_add_u64(tiles, sums, &all) || all != c->left) {
+    if (!counted || !fc_mul_u64(ntiles, TILE_NUMBERS * NUMBER, &tiles) ||
+        !fc_mul_u64(nsums, SUM_NUMBERS * NUMBER, &sums) || !fc_add_u64(tiles, sums, &all) || all != c->left) {
         return false;
     }
     if (!fc_grow(&j->tiles, &j->most_tiles, j->ntiles + (size_t)ntiles, sizeof *j->tiles) ||
@@ -134,8 +133,13 @@ static bool read_tiles(fc_tile_journal *j, content *c, fc_code *rc, fc_error *er
         return true;
     }
     for (uint64_t i = 0; i < ntiles; i++) {
-        j->tiles[j->ntiles++] = take_tiles(c);
+        const fc_done_tiles t = take_tiles(c);
+        if (t.file >= j->nfiles || t.start < 0 || t.count <= 0 || t.count > INT64_MAX - t.start) {
+            return false;
+        }
+        j->tiles[first + i] = t;
     }
+    j->ntiles += (size_t)ntiles;
     for (uint64_t i = 0; i < nsums; i++) {
         j->sums[j->nsums++] = take_sum(c);
     }
@@ -169,9 +173,11 @@ static fc_code read_record(fc_tile_journal *j, uint64_t size, bool *whole, fc_er
     content c = {bytes, length};
     fc_code rc;
     FC_TRY_GOTO(fc_pread_full(j->fd, bytes, (size_t)length + NUMBER, j->end + HEAD, j->path, err), rc, out);
-    if (fc_crc64(fc_crc64(0, head, HEAD), bytes, (size_t)length) == fc_load_little(bytes + length, NUMBER)) {
-        *whole = read_content(j, kind, &c, &rc, err);
-        j->end += *whole ? HEAD + length + NUMBER : 0;
+    const uint64_t crc = fc_crc64(fc_crc64(j->crc, head, HEAD), bytes, (size_t)length);
+    *whole = crc == fc_load_little(bytes + length, NUMBER) && read_content(j, kind, &c, &rc, err);
+    if (*whole) {
+        j->end += HEAD + length + NUMBER;
+        j->crc = crc;
     }
 out:
     free(bytes);
@@ -189,6 +195,7 @@ fc_code fc_tile_journal_open(const char *path, fc_tile_journal *journal, fc_erro
     for (bool whole = true; whole;) {
         FC_TRY(read_record(journal, (uint64_t)st.st_size, &whole, err));
     }
+    journal->torn = (uint64_t)st.st_size > journal->end;
     return FC_OK;
 }
 
@@ -206,13 +213,27 @@ void fc_tile_journal_free(fc_tile_journal *journal) {
 
 /* ---- writing ---- */
 
+/* Removes what is not a whole record, durably: a part of it could follow the next record as if it belonged there. */
+static fc_code cut(fc_tile_journal *j, fc_error *err) {
+    if (ftruncate(j->fd, (off_t)j->end) != 0 || fsync(j->fd) != 0) {
+        return fc_fail_errno(err, errno, "%s: cannot be cut", j->path);
+    }
+    j->torn = false;
+    return FC_OK;
+}
+
 /* Appends a record. `notes` has room for its head, and the content. */
 static fc_code append(fc_tile_journal *j, record_kind kind, fc_notes *notes, fc_error *err) {
+    FC_TRY(j->torn ? cut(j, err) : FC_OK);
     fc_store_little(notes->data, kind, NUMBER);
     fc_store_little(notes->data + NUMBER, notes->size - HEAD, NUMBER);
-    FC_NEED(put(notes, fc_crc64(0, notes->data, notes->size)), err, j->path);
+    const uint64_t crc = fc_crc64(j->crc, notes->data, notes->size);
+    FC_NEED(put(notes, crc), err, j->path);
+    j->torn = true; /* until all of it is there */
     FC_TRY(fc_pwrite_full(j->fd, notes->data, notes->size, j->end, j->path, err));
+    j->torn = false;
     j->end += notes->size;
+    j->crc = crc;
     return FC_OK;
 }
 
@@ -227,10 +248,8 @@ fc_code fc_tile_journal_sync(const fc_tile_journal *journal, fc_error *err) {
 
 fc_code fc_tile_journal_begin(fc_tile_journal *journal, const char *identity, size_t size, fc_error *err) {
     fc_notes notes = {NULL, 0, 0};
-    if (ftruncate(journal->fd, 0) != 0) {
-        return fc_fail_errno(err, errno, "%s: cannot be emptied", journal->path);
-    }
-    journal->end = 0;
+    journal->end = journal->crc = 0;
+    FC_TRY(cut(journal, err));
     journal->nfiles = journal->ntiles = journal->nsums = 0;
     fc_code rc = put_head(&notes) && fc_notes_add(&notes, identity, size)
                      ? append(journal, RECORD_IDENTITY, &notes, err)

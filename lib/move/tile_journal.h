@@ -1,6 +1,7 @@
 /*
  * The journal of a conversion that can be resumed: what it converts, and which tiles of the staged files are finished.
- * Records are only appended, each with a CRC-64, and the first one that is torn or damaged ends the journal. A tile
+ * Records are only appended, each with a CRC-64 of it and all before it. The first one that is torn or damaged ends the
+ * journal, and what follows is removed before the next one is appended. A tile
  * record is written after the data of its tiles is on the disk, so whatever the journal says is true, also after a
  * power failure.
  *
@@ -31,13 +32,14 @@ typedef struct fc_done_sum {
 typedef struct fc_staged_file {
     uint64_t inode, size;
     uint64_t layout; /**< digest of where its items are */
-    bool known;
 } fc_staged_file;
 
 typedef struct fc_tile_journal {
     char *path;
     int fd;
     uint64_t end;   /**< bytes of whole records */
+    uint64_t crc;   /**< of them */
+    bool torn;      /**< other bytes follow */
     char *identity; /**< NULL: there is none, and nothing else */
     size_t identity_size;
     fc_staged_file *files; /**< by number */
@@ -48,7 +50,8 @@ typedef struct fc_tile_journal {
     size_t nsums, most_sums;
 } fc_tile_journal;
 
-/** Opens the journal, and reads it if it is there. @param journal free it also after a failure. */
+/** Opens the journal, and reads it if it is there. Each tile that it names is one of a known file, and has elements.
+ *  @param journal free it also after a failure. */
 fc_code fc_tile_journal_open(const char *path, fc_tile_journal *journal, fc_error *err);
 void fc_tile_journal_free(fc_tile_journal *journal);
 

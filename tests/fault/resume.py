@@ -47,9 +47,9 @@ CASES = {
 }
 
 
-def crc64(data):
-    """The CRC-64 of XZ, which ends a record of the journal."""
-    crc = (1 << 64) - 1
+def crc64(data, before):
+    """The CRC-64 of XZ, which ends a record of the journal. @param before that of the record before it, or 0"""
+    crc = before ^ (1 << 64) - 1
     for byte in data:
         crc = CRC64[(crc ^ byte) & 255] ^ crc >> 8
     return crc ^ (1 << 64) - 1
@@ -69,16 +69,18 @@ def renumber(journal, inodes):
     """Gives the files in the records of a journal other inodes; 0: missing."""
     with open(journal, "rb") as f:
         data = bytearray(f.read())
-    at = 0
+    at, was, now = 0, 0, 0
     while at + 24 <= len(data):
         kind, length = struct.unpack_from("<QQ", data, at)
         end = at + 16 + length
-        if end + 8 > len(data) or struct.unpack_from("<Q", data, end)[0] != crc64(data[at:end]):
+        was = crc64(data[at:end], was)
+        if end + 8 > len(data) or struct.unpack_from("<Q", data, end)[0] != was:
             break
         if kind == 2:
             old, = struct.unpack_from("<Q", data, at + 24)
             struct.pack_into("<Q", data, at + 24, inodes.get(old, 0))
-            struct.pack_into("<Q", data, end, crc64(data[at:end]))
+        now = crc64(data[at:end], now)
+        struct.pack_into("<Q", data, end, now)
         at = end + 8
     with open(journal, "wb") as f:
         f.write(data)

@@ -120,6 +120,18 @@ def texts(corpus, out):
     for seed in range(8):
         for kind in ("layout", "view", "tables", "ranks"):
             write(out, kind, bytes([seed]) + bytes((seed * 37 + i * 11) % 251 for i in range(40)))
+    journals(out)
+
+
+def journals(out):
+    """Records of a journal: the kind, the length, and the content."""
+    def record(kind, content):
+        return struct.pack("<BH", kind, len(content)) + content
+    identity = record(1, b"v0.1.0\0p/m.pt\0s1 2 3 4\0")
+    files = [record(2, struct.pack("<4Q", number, 40 + number, 4096, 7)) for number in range(2)]
+    tiles = [record(3, struct.pack("<2Q8Q6Q", 1, 1, number, 0, 100, 50, 200, 1, 2, 3, 0, 1, 200, 4, 5, 1)) for number in range(2)]
+    for records in ([identity], [identity, *files], [identity, files[0], tiles[0], files[1], tiles[1], files[0]], [files[0], identity]):
+        write(out, "journal", b"\0" + b"".join(records))
 
 
 if __name__ == "__main__":
