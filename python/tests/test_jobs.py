@@ -115,6 +115,31 @@ class Jobs(unittest.TestCase):
             fsdpckpt.consolidate(harness.GOOD / "dcp-torch2.15.0-train", self.folder / "x.safetensors")
         self.assertTrue(any(issubclass(w.category, fsdpckpt.FsdpckptWarning) for w in caught), caught)
 
+    def test_a_conversion_goes_on_after_an_exception(self):
+        import numpy as np
+        source, whole, target = self.folder / "m.pt", self.folder / "whole.h5", self.folder / "x.h5"
+        fsdpckpt.save({f"w{i}": np.random.default_rng(i).integers(0, 9, 1 << 20) for i in range(4)}, source)
+        fsdpckpt.consolidate(source, whole)
+        kept = self.folder / ".x.h5.fsdpckpt-resume" / "journal"
+
+        def stop(progress):
+            if progress.phase in ("copying", "checking", "syncing") and (progress.phase != "copying" or progress.done):
+                raise KeyError("stop")
+
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            for _ in range(20):  # a job can end before it is interrupted, or before anything is worth keeping
+                with self.assertRaisesRegex(KeyError, "stop"):
+                    fsdpckpt.consolidate(source, target, resume=True, jobs=1, force=True, progress=stop)
+                if kept.exists():
+                    break
+            with self.assertRaisesRegex(fsdpckpt.UsageError, "was begun without 'dtype=bfloat16'"):
+                fsdpckpt.consolidate(source, target, resume=True, force=True, dtype="bf16")
+            fsdpckpt.consolidate(source, target, resume=True, force=True)
+        self.assertRegex(str([str(w.message) for w in told]), "goes on with a conversion of which [0-9]+ % is written")
+        self.assertEqual(target.read_bytes(), whole.read_bytes())
+        self.assertEqual(sorted(p.name for p in self.folder.iterdir()), ["m.pt", "whole.h5", "x.h5"])
+
     def test_progress(self):
         seen = []
         fsdpckpt.consolidate(TRAIN, self.folder / "x.h5", progress=seen.append)
@@ -173,7 +198,7 @@ class Jobs(unittest.TestCase):
     def test_every_option_is_an_argument(self):
         for name in _commands.__all__:
             text = subprocess.run([_run.binary(), name, "--help"], stdout=subprocess.PIPE, check=True, text=True).stdout
-            options = {word.replace("-", "_") for word in re.findall(r"^ {2,6}(?:-\w, )?--([a-z-]+)", text, re.M)}
+            options = {word.replace("-", "_") for word in re.findall(r"^ {2,6}(?:-\w, )?--([a-z0-9-]+)", text, re.M)}
             options -= set("color quiet verbose help version json comm local github all tree sort depth".split())
             taken = set(inspect.signature(getattr(fsdpckpt, name)).parameters)
             self.assertEqual(options - taken, set(), name)
