@@ -149,7 +149,7 @@ fc_code fc_commit_check(const fc_commit_options *how, fc_error *err) {
 }
 
 void fc_commit_abort(fc_commit *commit) {
-    if (commit && commit->keeps && commit->says_so && commit->how.reporter.report) {
+    if (commit && commit->keeps && commit->says_so && commit->staging.path && commit->how.reporter.report) {
         fc_error line; /* makes the line printable */
         fc_fail(&line, FC_OK, "%s: what is written is kept in %s: repeat the command that wrote it to go on",
                 commit->target, commit->staging.path);
@@ -328,7 +328,7 @@ fc_code fc_commit_finish(fc_commit *commit, fc_error *err) {
     commit->keeps = false;
     FC_TRY_GOTO(sync_parent(commit, err), rc, out);
 out:
-    commit_free(commit);
+    fc_commit_abort(commit); /* nothing but the staging directory is left to it */
     return rc;
 }
 
