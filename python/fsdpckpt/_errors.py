@@ -134,6 +134,8 @@ def in_python(message: str) -> str:
 
     >>> in_python("ckpt: exists; --force replaces it, --strip-prefix model. renames")
     'ckpt: exists; force=True replaces it, strip_prefix=model. renames'
+    >>> in_python("a.h5: --hdf5-plugins DIR reads it")
+    'a.h5: hdf5_plugins=DIR reads it'
     """
     from ._commands import FLAGS
 
@@ -141,7 +143,7 @@ def in_python(message: str) -> str:
         name = found[1].replace("-", "_")
         return f"{name}=True{found[2]}" if found[1] in FLAGS else f"{name}="
 
-    return re.sub(r"(?<![\w-])--([a-z][a-z-]*[a-z])([ =]?)", keyword, message)
+    return re.sub(r"(?<![\w-])--([a-z][a-z0-9-]*[a-z0-9])([ =]?)", keyword, message)
 
 
 # A message is "context: context: what is wrong", where a context is a path, "tensor NAME" or "offset N".
