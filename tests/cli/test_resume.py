@@ -71,24 +71,6 @@ class Resume(harness.Case):
         self.assertEqual(self.resume("--force").stderr, "")
         self.assertEqual(self.listing(), sorted([*self.start, "out"]))
 
-    def test_a_run_that_cannot_put_the_target_in_place_says_what_is_kept(self):
-        p = subprocess.Popen([harness.BINARY, "consolidate", "m.pt", "-o", "out/", *OPTIONS, "-q", "--resume", "--progress", "json"],
-                             cwd=self.dir, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        first = p.stderr.readline()  # the target did not exist when it began
-        while '"copying"' not in first and first:
-            first = p.stderr.readline()
-        os.makedirs(self.path("out", "of-another-program"))
-        told = [line for line in p.stderr.read().splitlines() if not line.startswith("{")]
-        p.communicate()
-        if p.returncode == 0:
-            self.skipTest("it was faster")
-        self.assertEqual((p.returncode, len(told)), (2, 2), told)
-        self.assertIn(f"{STAGING}: repeat the command", told[0])
-        self.assertEqual(os.listdir(self.path("out")), ["of-another-program"])
-        os.rmdir(self.path("out", "of-another-program"))
-        os.rmdir(self.path("out"))
-        self.goes_on(percent="100")
-
     def test_a_plan_makes_nothing(self):
         self.ok("consolidate", "m.pt", "-o", "out/", *OPTIONS, "-q", "--resume", "--dry-run")
         self.assertEqual(self.listing(), self.start)

@@ -4,7 +4,7 @@
 kill: the command is killed at every STEP-th system call, and so is a second run at a call by chance. The next one makes the same
 bytes as a run without a fault and without --resume, and leaves nothing else. fail: each call fails instead; the command ends with
 its one error line, and perhaps one that says what is kept. moved: after a kill at 90 % of the bytes, the next run reads and writes
-at most 15 % of what a whole one does. replace, two_steps: the command replaces an older target, and is killed at each of the STEP
+at most 15 % of what a whole one does, or what MOST_MOVED says. replace, two_steps: the command replaces an older target, and is killed at each of the STEP
 calls before and after that, and so is a second run at others; the target is always the old one or the new one. two_steps is without an exchange of names, so
 that the target can be missing until the next run. power: after each call the power fails, and the disk has some of what was not synced.
 
@@ -26,6 +26,7 @@ import safetensors_file  # noqa: E402
 ROWS = {"quantize": 160, "recipe": 160, "delta": 160}  # of the tensors of a small source; the others have 40
 NAMES = {"st": "st.safetensors", "dcp": "dcp", "pt": "x.pt", "packed": "p.h5"}
 EIO = "5"
+MOST_MOVED = {"recipe": 0.27}  # a tensor that is gathered is read in blocks, and those at the break once more
 # The source, the command, and the name of the target.
 CASES = {
     "hdf5": ("st", ["consolidate"], "t.h5"),
@@ -179,6 +180,8 @@ class Resume:
             else:
                 lines = [line for line in p.stderr.splitlines() if "is kept in" not in line]
                 assert p.returncode in (3, 4, 5) and len(lines) == 1, f"{where}: {p}"
+                kept = os.path.exists(os.path.join(self.disk, f".{self.name.rstrip('/')}.fsdpckpt-resume", "journal"))
+                assert kept == ("is kept in" in p.stderr), f"{where}: {p}"
             resumed += self.go_on(where)
 
     def go_on(self, where):
@@ -309,7 +312,7 @@ def main():
         if way == "moved":
             rest, whole = Resume(program, shim, trace, home, case, 8000, 1000).move()
             print(f"{rest} of {whole} bytes after a kill at 90 %")
-            assert rest <= 0.15 * whole, (rest, whole)
+            assert rest <= MOST_MOVED.get(case, 0.15) * whole, (rest, whole)
         elif way in ("replace", "two_steps"):
             more = {"FAULT_NO_EXCHANGE": "1"} if way == "two_steps" else {}
             calls, old, new = Resume(program, shim, trace, home, case).replace(int(step), **more)
