@@ -143,12 +143,18 @@ static fc_code derived_check_inputs(const fc_checkpoint *checkpoint, fc_comm *co
 }
 
 static fc_code derived_visit_sums(const fc_checkpoint *checkpoint,
-                                  fc_code (*visit)(void *context, fc_source_crc *sums, fc_error *err), void *context,
-                                  fc_error *err) {
+                                  fc_code (*visit)(void *context, fc_source_crc *sums, const fc_read_flags *flags,
+                                                   fc_error *err),
+                                  void *context, fc_error *err) {
     const fc_derived *d = checkpoint->state;
+    for (size_t i = 0; i < checkpoint->ntensors; i++) {
+        const fc_origin *o = checkpoint->tensors[i].detail;
+        const fc_read_flags flags = {o->read, checkpoint->tensors[i].nchunks};
+        FC_TRY(o->kind == FC_ORIGIN_COMPUTED && o->read ? visit(context, NULL, &flags, err) : FC_OK);
+    }
     for (size_t i = 0; i < d->count; i++) {
         const fc_format_reader *reader = &d->sources[i]->format->reader;
-        FC_TRY(d->crcs[i] ? visit(context, d->crcs[i], err) : FC_OK);
+        FC_TRY(d->crcs[i] ? visit(context, d->crcs[i], NULL, err) : FC_OK);
         FC_TRY(reader->visit_sums ? reader->visit_sums(d->sources[i], visit, context, err) : FC_OK);
     }
     return FC_OK;

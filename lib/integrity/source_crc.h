@@ -13,6 +13,8 @@
 #include "fsdpckpt/checkpoint.h"
 #include "fsdpckpt/comm.h"
 
+#include <stdatomic.h>
+
 /** The sums of some of a checkpoint's tensors and of their chunks. All workers share it. */
 typedef struct fc_source_crc fc_source_crc;
 
@@ -35,6 +37,12 @@ typedef fc_code fc_read_again(const fc_checkpoint *checkpoint, const fc_tensor *
  * @return FC_ECORRUPT when a record or a completely read tensor does not match.
  */
 fc_code fc_source_crc_check(const fc_source_crc *crc, const fc_comm *comm, fc_read_again *again, fc_error *err);
+
+/** Which chunks of a value that is computed were read, so that their bytes are in the sums, and are not added again. */
+typedef struct fc_read_flags {
+    atomic_bool *read;
+    size_t count;
+} fc_read_flags;
 
 /** The sum of one chunk or tensor, as numbers that another process can add its own to. */
 typedef struct fc_saved_sum {

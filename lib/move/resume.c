@@ -31,12 +31,13 @@ enum {
 };
 static const uint64_t least_record = 64 << 10, most_record = 1 << 30; /* bytes between two records */
 
-/* What the journal has of the sums of one source. */
+/* What the journal has of the sums of one source, or of the flags of one value. */
 typedef struct source_sums {
-    fc_source_crc *now;
+    fc_source_crc *now; /* NULL: flags, which are sums of one byte */
+    fc_read_flags flags;
     struct {
         uint64_t bytes, sum;
-    } * saved; /* fc_source_crc_count of them */
+    } * saved; /* count_sums of them */
 } source_sums;
 
 /* Finished tiles that no record has yet. */
@@ -78,11 +79,32 @@ static time_t clock_now(void) {
 
 /* ---- what was read of the sources ---- */
 
-static fc_code add_source(void *context, fc_source_crc *sums, fc_error *err) {
+static size_t count_sums(const source_sums *s) {
+    return s->now ? fc_source_crc_count(s->now) : s->flags.count;
+}
+
+static fc_saved_sum save_sum(const source_sums *s, size_t index) {
+    return s->now ? fc_source_crc_save(s->now, index)
+                  : (fc_saved_sum){.bytes = atomic_load(&s->flags.read[index]) ? 1 : 0};
+}
+
+/* @return false if it cannot be one of them. */
+static bool load_sum(const source_sums *s, uint64_t index, const fc_saved_sum *sum) {
+    if (index >= count_sums(s)) {
+        return false;
+    }
+    if (s->now) {
+        return fc_source_crc_load(s->now, (size_t)index, sum);
+    }
+    return sum->bytes == 1 && !atomic_exchange(&s->flags.read[index], true);
+}
+
+static fc_code add_source(void *context, fc_source_crc *sums, const fc_read_flags *flags, fc_error *err) {
     fc_resume *r = context;
     FC_NEED(fc_grow(&r->sources, &r->most_sources, r->nsources + 1, sizeof *r->sources), err, r->folder);
     source_sums *s = &r->sources[r->nsources];
-    *s = (source_sums){.now = sums, .saved = calloc(fc_source_crc_count(sums) + 1, sizeof *s->saved)};
+    *s = (source_sums){.now = sums, .flags = flags ? *flags : (fc_read_flags){NULL, 0}};
+    s->saved = calloc(count_sums(s) + 1, sizeof *s->saved);
     FC_NEED(s->saved, err, r->folder);
     r->nsources++;
     return FC_OK;
@@ -90,7 +112,7 @@ static fc_code add_source(void *context, fc_source_crc *sums, fc_error *err) {
 
 static fc_code find_sources(fc_resume *r, fc_source_crc *recorded, fc_error *err) {
     const fc_checkpoint *source = r->target->source;
-    FC_TRY(add_source(r, recorded, err));
+    FC_TRY(add_source(r, recorded, NULL, err));
     return source->format->reader.visit_sums ? source->format->reader.visit_sums(source, add_source, r, err) : FC_OK;
 }
 
@@ -98,7 +120,7 @@ static fc_code find_sources(fc_resume *r, fc_source_crc *recorded, fc_error *err
 static fc_code load_sums(fc_resume *r, fc_error *err) {
     for (size_t i = 0; i < r->journal.nsums; i++) {
         const fc_done_sum *s = &r->journal.sums[i];
-        if (s->source >= r->nsources || !fc_source_crc_load(r->sources[s->source].now, (size_t)s->index, &s->sum)) {
+        if (s->source >= r->nsources || !load_sum(&r->sources[s->source], s->index, &s->sum)) {
             return fc_fail(err, FC_ECORRUPT, "%s: damaged: remove %s to begin again", r->journal.path, r->folder);
         }
         r->sources[s->source].saved[s->index].bytes += s->sum.bytes;
@@ -112,9 +134,9 @@ static fc_code note_sums(fc_resume *r, fc_error *err) {
     pending *p = &r->pending;
     for (size_t s = 0; s < r->nsources; s++) {
         source_sums *of = &r->sources[s];
-        const size_t count = fc_source_crc_count(of->now);
+        const size_t count = count_sums(of);
         for (size_t i = 0; i < count; i++) {
-            fc_saved_sum sum = fc_source_crc_save(of->now, i);
+            fc_saved_sum sum = save_sum(of, i);
             sum.bytes -= of->saved[i].bytes;
             if (sum.bytes == 0) {
                 continue;

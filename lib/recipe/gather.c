@@ -145,9 +145,8 @@ fc_code fc_gather_new(const fc_parted *t, fc_arena *arena, fc_tensor *out, fc_ga
     g->parted = *t;
     g->parted.parts = parts;
     g->parted.budget = NULL; /* blocks are read by many threads, and are small */
-    g->read = fc_arena_calloc(arena, (size_t)count, sizeof *g->read);
     *gathered = g;
-    return g->read ? FC_OK : fc_no_memory(err, NULL);
+    return FC_OK;
 }
 
 /* Finds the parts of the tensor that lie in a block. */
@@ -203,7 +202,6 @@ static fc_code copy_part(const fc_checkpoint *source, const fc_part *p, const fc
 fc_code fc_gather_read(const fc_checkpoint *source, const fc_tensor *tensor, const fc_gathered *g, size_t index,
                        fc_source_crc *crc, unsigned char *buf, fc_error *err) {
     const fc_box box = fc_chunk_box(tensor, &tensor->chunks[index]);
-    const bool again = atomic_exchange(&g->read[index], true); /* the cache may have evicted it */
     fc_parted block;
     FC_TRY(block_of(&g->parted, &box, &block, err));
     fc_code rc = FC_OK;
@@ -215,7 +213,7 @@ fc_code fc_gather_read(const fc_checkpoint *source, const fc_tensor *tensor, con
     }
     for (size_t i = 0; rc == FC_OK && i < block.nparts; i++) {
         if (block.parts[i].source) {
-            rc = copy_part(source, &block.parts[i], &box, tensor->dtype, again ? NULL : crc, buf, err);
+            rc = copy_part(source, &block.parts[i], &box, tensor->dtype, crc, buf, err);
         }
     }
     fc_parted_free(&block);

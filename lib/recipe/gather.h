@@ -11,8 +11,7 @@
 
 /** A tensor that is gathered. */
 typedef struct fc_gathered {
-    fc_parted parted;  /**< its parts are in the arena */
-    atomic_bool *read; /**< one per chunk: whether it was read before, so that its CRCs are already added */
+    fc_parted parted; /**< its parts are in the arena */
 } fc_gathered;
 
 /** Returns whether the parts of the tensor are so small that gathering blocks is faster. */

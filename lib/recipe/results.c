@@ -80,7 +80,8 @@ fc_code fc_recipe_made_tensor(fc_recipe_builder *b, const fc_parted *parted, fc_
     FC_NEED(origin && shape, b->err, b->source->path);
     if (fc_gather_pays(parted) && !b->source->format->layout_only) {
         origin->from.kind = FC_ORIGIN_COMPUTED;
-        return fc_gather_new(parted, b->out->arena, t, &origin->gathered, b->err);
+        FC_TRY(fc_gather_new(parted, b->out->arena, t, &origin->gathered, b->err));
+        return fc_derived_record_reads(b->out, t, &origin->from, b->err);
     }
     origin->from.kind = FC_ORIGIN_PLACED;
     return fc_recipe_chunks(b->source, parted, b->out->arena, t, &origin->places, b->err);
