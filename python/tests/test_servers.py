@@ -22,7 +22,7 @@ import fsdpckpt
 sys.path.append(str(Path(__file__).resolve().parents[2] / "tests" / "cli"))
 import net_server
 
-if not (Path(fsdpckpt.__file__).parent / "libfsdpckpt-net.so").exists():
+if not (Path(fsdpckpt.__file__).parent / "fsdpckpt" / "libfsdpckpt-net.so").exists():
     harness.skip("the build has no libcurl")
 
 
