@@ -15,7 +15,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-enum { MOST_DESCRIPTORS = 2, MOST_ADDRESSES = 1024 };
+enum { MOST_DESCRIPTORS = 2, MOST_ADDRESSES = 1024, MOST_NAMES = 1000000 };
 
 static const char *const schemes[] = {"https://", "http://", "s3://", "gs://", "hf://"};
 
@@ -131,6 +131,11 @@ static fc_code fail_ended(const exchange *x, fc_error *err) {
     return fc_fail(err, FC_EIO, "%s: the process that reads from servers has ended", x->name);
 }
 
+/* The fetcher is not trusted more than the servers whose answers it reads. */
+static fc_code fail_odd(const exchange *x, fc_error *err) {
+    return fc_fail(err, FC_EIO, "%s: the process that reads from servers sent what it was not asked for", x->name);
+}
+
 /* Only this process may read the files that say where hosts are. */
 static fc_code tell_addresses(const exchange *x, const char *where, fc_error *err) {
     char text[MOST_ADDRESSES];
@@ -141,7 +146,11 @@ static fc_code tell_addresses(const exchange *x, const char *where, fc_error *er
 
 static fc_code add_name(exchange *x, const char *name, fc_error *err) {
     fc_entry_names *l = x->listed;
-    FC_NEED(l && fc_grow(&l->names, &l->capacity, l->count + 1, sizeof *l->names), err, x->name);
+    if (!l || !*name || strchr(name, '/') || strcmp(name, ".") == 0 || strcmp(name, "..") == 0 ||
+        l->count >= MOST_NAMES) {
+        return fail_odd(x, err);
+    }
+    FC_NEED(fc_grow(&l->names, &l->capacity, l->count + 1, sizeof *l->names), err, x->name);
     l->names[l->count] = strdup(name);
     FC_NEED(l->names[l->count], err, x->name);
     l->count++;
@@ -150,7 +159,7 @@ static fc_code add_name(exchange *x, const char *name, fc_error *err) {
 
 static fc_code take_data(exchange *x, uint64_t size, fc_error *err) {
     if (size > x->size) {
-        return fc_fail(err, FC_EIO, "%s: the process that reads from servers sent too many bytes", x->name);
+        return fail_odd(x, err);
     }
     if (!receive(x->answer, x->buffer, (size_t)size)) {
         return fail_ended(x, err);
@@ -171,7 +180,7 @@ static fc_code take_answers(exchange *x, fc_error *err) {
         switch (a->kind) {
         case FC_NET_DONE:
         case FC_NET_MISSING:
-            return FC_OK;
+            return a->size <= INT64_MAX ? FC_OK : fail_odd(x, err);
         case FC_NET_DATA:
             FC_TRY(take_data(x, a->size, err));
             break;

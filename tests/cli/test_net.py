@@ -303,7 +303,8 @@ class Faults(Net):
 
         lies = (("whole", 3, "support ranges"), ("other-range", 3, "another part"), ("gzip", 3, "compressed"), ("shorter", 3, "fewer bytes"),
                 ("endless", 3, "64 KiB of headers"), ("to:http://localhost:1/x", 2, "another scheme than https"),
-                ("to:ftp://localhost/x", 2, "another scheme"), ("to:" + self.path, 3, "redirects more than 5 times"),
+                ("to:ftp://localhost/x", 2, "another scheme"), ("to:https://localhost/" + "x" * 9000, 3, "redirects to a place that cannot"),
+                ("to:https://me:secret@localhost/x", 2, "cannot be understood"), ("to:" + self.path, 3, "redirects more than 5 times"),
                 ("503", 4, "gave up after 6 attempts"), ("reset", 4, "gave up after 6 attempts"), ("403", 4, "refuses access"))
         # the first request lies, or one of the data
         self.all_at_once(lie, [(*one, before) for one in lies for before in ([], [""])])

@@ -92,7 +92,9 @@ size_t answer_take_header(char *line, size_t size, size_t count, void *context) 
         return 0;
     }
     const size_t taken = n;
-    n = n < sizeof text ? n : sizeof text - 1;
+    if (n >= sizeof text) {
+        return taken; /* the beginning of an address is another address */
+    }
     memcpy(text, line, n);
     while (n > 0 && isspace((unsigned char)text[n - 1])) {
         n--;
