@@ -6,6 +6,7 @@
 
 #include "codec/zstd.h"
 #include "delta/version.h"
+#include "fsdpckpt/io.h"
 #include "fsdpckpt/try.h"
 #include "io/directory.h"
 #include "io/file.h"
@@ -40,7 +41,7 @@ static fc_code has_versions(const char *path, bool *has, fc_error *err) {
     return fc_dir_close(&dir, rc, err);
 }
 
-fc_code fc_delta_recognise(const char *path, fc_delta_place *out, fc_error *err) {
+static fc_code recognise(const char *path, fc_delta_place *out, fc_error *err) {
     char index[PATH_MAX];
     fc_error ignored = {FC_OK};
     bool is = false;
@@ -63,6 +64,22 @@ fc_code fc_delta_recognise(const char *path, fc_delta_place *out, fc_error *err)
     FC_TRY(has_versions(path, &is, err));
     *out = is ? FC_DELTA_VERSIONS : FC_DELTA_NOWHERE;
     return FC_OK;
+}
+
+fc_code fc_delta_recognise(const char *path, fc_delta_place *out, fc_error *err) {
+    fc_arena *arena = fc_arena_new();
+    const char *cached = NULL;
+    fc_code rc = FC_OK;
+    *out = FC_DELTA_NOWHERE;
+    if (!arena) {
+        return fc_no_memory(err, path);
+    }
+    if (fc_is_remote(path)) { /* a model of the hub that is here */
+        rc = fc_hub_snapshot(path, arena, &cached, err);
+    }
+    rc = rc == FC_OK ? recognise(cached ? cached : path, out, err) : rc;
+    fc_arena_free(arena);
+    return rc;
 }
 
 /* ---- headers ---- */

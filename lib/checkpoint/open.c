@@ -169,8 +169,12 @@ static fc_code locate(const char *path, const fc_format *only, source *s, fc_err
     s->path = s->listing.arena ? clean_path(s->listing.arena, path) : NULL;
     FC_NEED(s->path, err, path);
     if (fc_is_remote(path)) {
+        const char *cached;
         fc_remote_info info;
-        FC_TRY(fc_remote_stat(path, true, &info, err)); /* says more than errno */
+        FC_TRY(fc_hub_snapshot(s->path, s->listing.arena, &cached, err));
+        FC_TRY(cached ? FC_OK : fc_remote_stat(path, true, &info, err)); /* says more than errno */
+        s->outer = cached ? s->path : NULL;
+        s->path = path = cached ? cached : path;
     }
     if (fc_stat(path, &st) == 0) {
         return S_ISDIR(st.st_mode) ? look_into_given(s, only, err) : look_at_file(s, only, err);

@@ -11,11 +11,13 @@
 #include "io/path.h"
 
 #include <ctype.h>
+#include <jansson.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-enum { MOST_COMMIT = 64, MOST_REF = 4096 };
+enum { MOST_COMMIT = 64, MOST_REF = 4096, MOST_INDEX = 64 << 20 };
 
 /* Whether the first `len` bytes of a path end with the name of a model's folder in the cache. */
 static bool is_model_folder(const char *path, size_t len) {
@@ -57,10 +59,115 @@ static fc_code read_commit(const char *path, char commit[MOST_COMMIT + 1], fc_er
     return good ? FC_OK : fc_fail(err, FC_ECORRUPT, "%s: is not the name of a commit; download the model again", path);
 }
 
+/* ---- names of the hub ---- */
+
+/* @return whether the path fits */
+static bool find_cache(char out[PATH_MAX]) {
+    static const struct {
+        const char *variable, *below;
+    } places[] = {{"HF_HUB_CACHE", ""},
+                  {"HUGGINGFACE_HUB_CACHE", ""},
+                  {"HF_HOME", "/hub"},
+                  {"XDG_CACHE_HOME", "/huggingface/hub"},
+                  {"HOME", "/.cache/huggingface/hub"}};
+    for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
+        const char *value = getenv(places[i].variable);
+        if (value && *value) {
+            return snprintf(out, PATH_MAX, "%s%s", value, places[i].below) < PATH_MAX;
+        }
+    }
+    return false;
+}
+
+/* Whether the files in an index are in the snapshot. A link to a blob that is missing is none. */
+static bool has_indexed(const char *snapshot, const char *index) {
+    char *text = NULL, path[PATH_MAX];
+    size_t size = 0;
+    fc_error unused;
+    json_error_t mistake;
+    const char *key, *file;
+    json_t *value;
+    bool has = fc_read_whole(index, "an index", MOST_INDEX, &text, &size, &unused) == FC_OK;
+    json_t *root = has ? json_loadb(text, size, 0, &mistake) : NULL;
+    json_t *map = json_object_get(root, "weight_map");
+    has = json_object_size(map) > 0;
+    json_object_foreach(map, key, value) {
+        file = json_string_value(value);
+        has = has && file && snprintf(path, sizeof path, "%s/%s", snapshot, file) < (int)sizeof path &&
+              access(path, F_OK) == 0;
+    }
+    json_decref(root);
+    free(text);
+    return has;
+}
+
+/* Whether a snapshot has all files of a model. What was not downloaded is known only from an index, and from names
+   such as model-00001-of-00002.safetensors. */
+static bool is_complete(const char *snapshot) {
+    static const char index[] = ".index.json", *const data[] = {".safetensors", ".bin", ".msgpack"};
+    char path[PATH_MAX];
+    fc_error unused;
+    fc_dir dir;
+    bool has = true, has_index = false, has_part = false, has_whole = false;
+    fc_code rc = fc_dir_open(&dir, snapshot, &unused);
+    for (const char *name; rc == FC_OK && (name = fc_dir_next(&dir)) != NULL;) {
+        const size_t n = strlen(name);
+        const bool fits = snprintf(path, sizeof path, "%s/%s", snapshot, name) < (int)sizeof path;
+        if (n > sizeof index - 1 && strcmp(name + n - sizeof index + 1, index) == 0) {
+            has_index = true;
+            has = has && fits && has_indexed(snapshot, path);
+        }
+        for (size_t i = 0; i < sizeof data / sizeof *data; i++) {
+            const size_t e = strlen(data[i]);
+            if (n > e && strcmp(name + n - e, data[i]) == 0) {
+                has_part = has_part || strstr(name, "-of-");
+                has_whole = has_whole || !strstr(name, "-of-");
+                has = has && fits && access(path, F_OK) == 0;
+            }
+        }
+    }
+    rc = fc_dir_close(&dir, rc, &unused);
+    return rc == FC_OK && has && (has_index || (has_whole && !has_part));
+}
+
+/* Finds the snapshot of "owner/model[@revision][/path]". @param out receives what the name means there; NULL: it is
+   not there, or not all of it */
+static fc_code find_cached(const char *name, fc_arena *arena, const char **out, fc_error *err) {
+    char cache[PATH_MAX], ref[PATH_MAX], commit[MOST_COMMIT + 1];
+    const int owner = (int)strcspn(name, "/");
+    const char *model = name + owner + (name[owner] == '/');
+    const int size = (int)strcspn(model, "@/");
+    const char *revision = model[size] == '@' ? model + size + 1 : "main";
+    const int length = (int)strcspn(revision, "/");
+    const char *rest = model[size] == '@' ? revision + length : model + size;
+    fc_error unused;
+    if (!owner || !size || !length || revision[0] == '.' || strstr(rest, "/..") || !find_cache(cache)) {
+        return FC_OK;
+    }
+    const char *folder = fc_arena_printf(arena, "%s/models--%.*s--%.*s", cache, owner, name, size, model);
+    FC_NEED(folder, err, name);
+    if (snprintf(ref, sizeof ref, "%s/refs/%.*s", folder, length, revision) >= (int)sizeof ref ||
+        access(ref, F_OK) != 0 || read_commit(ref, commit, &unused) != FC_OK) {
+        if (length > MOST_COMMIT) {
+            return FC_OK;
+        }
+        snprintf(commit, sizeof commit, "%.*s", length, revision); /* a commit has no file in refs/ */
+    }
+    const char *snapshot = fc_arena_printf(arena, "%s/snapshots/%s", folder, commit);
+    const char *whole = snapshot ? fc_arena_printf(arena, "%s%s", snapshot, rest) : NULL;
+    FC_NEED(whole, err, name);
+    *out = (rest[0] && rest[1] ? access(whole, F_OK) == 0 : is_complete(snapshot)) ? whole : NULL;
+    return FC_OK;
+}
+
 fc_code fc_hub_snapshot(const char *path, fc_arena *arena, const char **out, fc_error *err) {
+    static const char hub[] = "hf://";
     char real[PATH_MAX], ref[PATH_MAX], snapshots[PATH_MAX], commit[MOST_COMMIT + 1];
     fc_error found = {0};
     *out = NULL;
+    if (strncmp(path, hub, sizeof hub - 1) == 0) {
+        return find_cached(path + sizeof hub - 1, arena, out, err);
+    }
     if (!fc_realpath(path, real) || !is_model_folder(real, strlen(real)) ||
         !fc_find_in(path, "snapshots", snapshots, &found)) {
         return FC_OK;

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 enum { MOST_LINE = 8192, MOST_WRONG = sizeof((fc_net_setup *)0)->wrong_hub };
 
@@ -156,6 +157,12 @@ static void read_s3(fc_net_setup *s) {
     check_url(PLACE(s, endpoint, wrong_bucket), "AWS_ENDPOINT_URL");
 }
 
+/* What huggingface_hub takes for true. */
+static bool is_true(const char *value) {
+    return value && (strcmp(value, "1") == 0 || strcasecmp(value, "true") == 0 || strcasecmp(value, "yes") == 0 ||
+                     strcasecmp(value, "on") == 0);
+}
+
 static void read_hub(fc_net_setup *s) {
     char path[PATH_MAX], line[MOST_LINE];
     const char *home = variable("HF_HOME"), *given = variable("HF_TOKEN_PATH");
@@ -173,6 +180,9 @@ static void read_hub(fc_net_setup *s) {
         fclose(file);
     }
     check_url(PLACE(s, hub, wrong_hub), "HF_ENDPOINT");
+    if (is_true(variable("HF_HUB_OFFLINE")) && !s->wrong_hub[0]) {
+        snprintf(s->wrong_hub, sizeof s->wrong_hub, "it is not in the cache, and HF_HUB_OFFLINE is set");
+    }
 }
 
 /* SSL_CERT_FILE and CURL_CA_BUNDLE are known to other programs. FSDPCKPT_NET_PACE is for tests: 1 waits a hundredth. */

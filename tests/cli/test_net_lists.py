@@ -279,6 +279,45 @@ class Hub(Net):
         self.command("inspect", "hf://owner/model", HF_ENDPOINT=hub.name, HOME=self.dir)
         self.assertEqual(set(tokens), {"Bearer hf_file"})
 
+    def test_cache(self):
+        """What is in the cache with all its files is read there; there is no request, also without HF_HUB_OFFLINE."""
+        files = folder_of(3, 5)
+        self.local(files)
+        folder = os.path.join(self.dir, "cache", "models--owner--model")
+        commit = "0123456789abcdef0123456789abcdef01234567"
+        snapshot = os.path.join(folder, "snapshots", commit)
+        for name in ("refs", "blobs", "snapshots/" + commit):
+            os.makedirs(os.path.join(folder, name))
+        for name, data in files.items():
+            blob = hashlib.sha256(data).hexdigest()
+            with open(os.path.join(folder, "blobs", blob), "wb") as f:
+                f.write(data)
+            os.symlink("../../blobs/" + blob, os.path.join(snapshot, name))
+        for name in ("main", "v1"):
+            with open(os.path.join(folder, "refs", name), "w", encoding="utf-8") as f:
+                f.write(commit)
+        hub, _, tokens = self.hub(files)
+        names = ("hf://owner/model", "hf://owner/model@main/", "hf://owner/model@v1", "hf://owner/model@" + commit)
+        for more in ({"HF_HUB_CACHE": os.path.join(self.dir, "cache")}, {"HF_HUB_CACHE": os.path.join(self.dir, "cache"), "HF_HUB_OFFLINE": "1"}):
+            more = dict(more, HF_ENDPOINT=hub.name, HOME=self.dir)
+            for name in names:
+                self.assertIn("equal", self.command("diff", name, "local", **more))
+                self.command("check", name + ("" if name.endswith("/") else "/") + "model-00002-of-00003.safetensors", **more)
+            for arguments in (["inspect", names[0]], ["check", names[0]], ["consolidate", names[0], "-o", "x.safetensors", "--force"],
+                              ["export", names[0], "-o", "exported", "--force"]):
+                self.command(*arguments, **more)
+            self.assertEqual(tokens, [])
+        for name in ("hf://owner/other", "hf://owner/model@v2", "hf://owner/model/x.safetensors"):
+            line = self.command("inspect", name, status=2, **more)
+            self.assertIn(name + ": it is not in the cache, and HF_HUB_OFFLINE is set", line)
+        # another snapshot of which a part was not downloaded
+        os.remove(os.path.join(snapshot, "model-00003-of-00003.safetensors"))
+        self.assertIn("HF_HUB_OFFLINE", self.command("inspect", names[0], status=2, **more))
+        self.assertEqual(tokens, [])
+        del more["HF_HUB_OFFLINE"]
+        self.assertIn("equal", self.command("diff", names[0], "local", **more))
+        self.assertNotEqual(tokens, [])
+
     def test_what_is_set(self):
         hub, _, tokens = self.hub({"model.safetensors": file_of(3)})
         for token in ("hidden\r\nX-Injected: 1", "hidden" * 1000):

@@ -46,8 +46,9 @@ fc_code fc_check_named(const char *as, const char *kind, const char *given, cons
 
 /**
  * If the directory `path` is a model in the cache of huggingface_hub, models--OWNER--NAME/, finds the snapshot that its
- * refs/main names.
- * @param out receives the path of the snapshot, in `arena`; NULL if it is another directory.
+ * refs/main names. If it is a name of the hub, hf://OWNER/NAME[@REVISION][/FILE], finds what it means in the cache.
+ * @param out receives the path of the snapshot or the file, in `arena`; NULL if it is another directory, or if the
+ * cache does not have all files of the snapshot.
  */
 fc_code fc_hub_snapshot(const char *path, fc_arena *arena, const char **out, fc_error *err);
 
