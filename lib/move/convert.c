@@ -187,12 +187,6 @@ static void close_resume(const fc_conversion *m, fc_commit *commit, bool failed,
     }
 }
 
-/* Compares what was read and written with what is recorded. */
-static fc_code check_moved(const fc_conversion *m, fc_error *err) {
-    FC_TRY(check_source(m, err));
-    return fc_finish_digests(m, err);
-}
-
 /* @param path of the target. @param staging where it is written. @param commit NULL on ranks that do not lead. */
 static fc_code write_all(const fc_target *target, const char *path, const char *staging, fc_commit *commit,
                          const fc_convert_options *options, fc_convert_report *report, fc_error *err) {
@@ -215,7 +209,8 @@ static fc_code write_all(const fc_target *target, const char *path, const char *
     FC_TRY_GOTO(fc_write_files(&m, err), rc, out);
     fc_progress_begin(m.move.work.progress, FC_PHASE_CHECKING, FC_COUNTED_BYTES, 0);
     FC_TRY_GOTO(fc_ranks_join_sums(m.comm, FC_OK, m.move.digests, target->ntensors, err), rc, out);
-    rc = check_moved(&m, err);
+    rc = check_source(&m, err);
+    rc = rc == FC_OK ? fc_finish_digests(&m, err) : rc;
     wrong = rc == FC_ECORRUPT;
     FC_TRY_GOTO(rc, rc, out);
     if (m.leads) {
