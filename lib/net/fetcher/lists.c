@@ -95,10 +95,19 @@ static char *copy_text(const char *text, const char *end) {
     return out;
 }
 
+/* Finds a tag, which begins with '<'. AddressSanitizer's strstr measures the whole text at each call. */
+static const char *find_tag(const char *text, const char *tag) {
+    const size_t n = strlen(tag);
+    while ((text = strchr(text, '<')) != NULL && strncmp(text, tag, n) != 0) {
+        text++;
+    }
+    return text;
+}
+
 /* @return the text of the next element after `at`, which moves behind it; NULL: there is none */
 static char *next_text(const char **at, const char *open, const char *close) {
-    const char *text = *at ? strstr(*at, open) : NULL;
-    const char *end = text ? strstr(text + strlen(open), close) : NULL;
+    const char *text = *at ? find_tag(*at, open) : NULL;
+    const char *end = text ? find_tag(text + strlen(open), close) : NULL;
     *at = end ? end + strlen(close) : NULL;
     return end ? copy_text(text + strlen(open), end) : NULL;
 }
