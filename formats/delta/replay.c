@@ -227,7 +227,7 @@ static bool take_varint(const unsigned char *bytes, size_t size, size_t *at, siz
     return false;
 }
 
-/* Copies a change without a branch for each of its lengths, of which most are short. */
+/* Copies a change. Most are short, so there is no branch for each length. */
 static inline void put_change(unsigned char *out, const unsigned char *bytes, size_t length) {
     uint64_t old, made;
     if (length >= sizeof made) {

@@ -35,7 +35,7 @@ typedef struct fc_pt_flat {
     int64_t numel, shard; /* elements of the whole, and of each rank's shard with padding */
     int64_t ranks;        /* number of ranks of the set */
     int64_t *offsets;     /* in the arena: per rank, offset of its shard in elements; -1: none */
-    bool pieces; /* with use_orig_params: one parameter, of which each rank has any number of elements after those of
+    bool pieces; /* with use_orig_params: one parameter; each rank has any number of elements, which follow those of
                     the lower ranks */
 } fc_pt_flat;
 

@@ -485,8 +485,8 @@ fc_code fc_pt_check_pieces(const fc_pt_builder *m, size_t first) {
             *v = (fc_pt_value){.name = v->name,
                                .path = v->path,
                                .chunks = v->chunks,
-                               .refusal = "optimizer state under numbers, of which the ranks' parts do not add up to "
-                                          "the parameters of the model: save FSDP.optim_state_dict(model, optimizer), "
+                               .refusal = "optimizer state under numbers: the parts of the ranks do not add up to "
+                                          "the parameters of the model; save FSDP.optim_state_dict(model, optimizer), "
                                           "or convert the model alone",
                                .file = m->optimizer_file};
         }
