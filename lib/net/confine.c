@@ -3,18 +3,11 @@
  */
 #include "net/start.h"
 
-#include <errno.h>
-#include <sys/mman.h>
+#include "base/child_filter.h"
+
 #include <sys/socket.h>
-#include <unistd.h>
 
 #ifdef FSDPCKPT_HAVE_SECCOMP
-#include <seccomp.h>
-
-static int allow_if(scmp_filter_ctx filter, int call, struct scmp_arg_cmp condition) {
-    return seccomp_rule_add_array(filter, SCMP_ACT_ALLOW, call, 1, &condition);
-}
-
 static int allow_socket(scmp_filter_ctx filter, int family) {
     const struct scmp_arg_cmp conditions[] = {
         {0, SCMP_CMP_EQ, (scmp_datum_t)family, 0},
@@ -22,7 +15,6 @@ static int allow_socket(scmp_filter_ctx filter, int family) {
     return seccomp_rule_add_array(filter, SCMP_ACT_ALLOW, SCMP_SYS(socket), 2, conditions);
 }
 
-/* All other system calls fail with EPERM, so that a newer library that tries another call first still works. */
 bool fc_fetcher_confine(void) {
     static const int always[] = {
         SCMP_SYS(read),
@@ -76,22 +68,11 @@ bool fc_fetcher_confine(void) {
         SCMP_SYS(restart_syscall),
         SCMP_SYS(sigaltstack),
     };
-    scmp_filter_ctx filter = seccomp_init(SCMP_ACT_ERRNO(EPERM));
+    scmp_filter_ctx filter = fc_child_filter_new(always, sizeof always / sizeof *always);
     if (!filter) {
         return false;
     }
-    /* Calls by the numbers of another machine end the process. */
-    seccomp_attr_set(filter, SCMP_FLTATR_ACT_BADARCH, SCMP_ACT_KILL_PROCESS);
-    int rc = 0;
-    for (size_t i = 0; i < sizeof always / sizeof *always; i++) {
-        rc |= seccomp_rule_add(filter, SCMP_ACT_ALLOW, always[i], 0);
-    }
-    rc |= allow_socket(filter, AF_INET);
-    rc |= allow_socket(filter, AF_INET6);
-    rc |= allow_if(filter, SCMP_SYS(mmap), (struct scmp_arg_cmp){2, SCMP_CMP_MASKED_EQ, PROT_EXEC, 0});
-    rc |= allow_if(filter, SCMP_SYS(mprotect), (struct scmp_arg_cmp){2, SCMP_CMP_MASKED_EQ, PROT_EXEC, 0});
-    /* abort() raises its signal with tgkill, which is allowed only for this process. */
-    rc |= allow_if(filter, SCMP_SYS(tgkill), (struct scmp_arg_cmp){0, SCMP_CMP_EQ, (scmp_datum_t)getpid(), 0});
+    const int rc = allow_socket(filter, AF_INET) | allow_socket(filter, AF_INET6);
     if (rc == 0) {
         /* A kernel or a container without seccomp refuses it: the process and its limits remain. */
         (void)seccomp_load(filter);

@@ -3,6 +3,7 @@
  */
 #include "hdf5/reader_process/child.h"
 
+#include "base/child_filter.h"
 #include "base/child_process.h"
 #include "fsdpckpt/try.h"
 
@@ -19,10 +20,6 @@
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
-
-#ifdef FSDPCKPT_HAVE_SECCOMP
-#include <seccomp.h>
-#endif
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define SANITIZED 1
@@ -86,11 +83,6 @@ bool fc_h5_child_close_others(const fc_h5_job *job, int out) {
 }
 
 #ifdef FSDPCKPT_HAVE_SECCOMP
-static int allow_if(scmp_filter_ctx filter, int call, struct scmp_arg_cmp condition) {
-    return seccomp_rule_add_array(filter, SCMP_ACT_ALLOW, call, 1, &condition);
-}
-
-/* All other system calls fail with EPERM, so that a newer libc that tries another call first still works. */
 static bool confine(const fc_h5_job *job, int out, fc_h5_shared *shared) {
     static const int always[] = {
         SCMP_SYS(read),         SCMP_SYS(pread64),       SCMP_SYS(lseek),        SCMP_SYS(brk),
@@ -102,35 +94,28 @@ static bool confine(const fc_h5_job *job, int out, fc_h5_shared *shared) {
     static const int opening[] = {SCMP_SYS(fstat),  SCMP_SYS(stat),   SCMP_SYS(newfstatat),
                                   SCMP_SYS(lstat),  SCMP_SYS(access), SCMP_SYS(readlink),
                                   SCMP_SYS(getcwd), SCMP_SYS(statx),  SCMP_SYS(chdir)};
-    scmp_filter_ctx filter = seccomp_init(SCMP_ACT_ERRNO(EPERM));
+    scmp_filter_ctx filter = fc_child_filter_new(always, sizeof always / sizeof *always);
     if (!filter) {
         return false;
     }
-    /* Calls by the numbers of another machine end all threads, if the kernel can; else the one that made the call. */
-    seccomp_attr_set(filter, SCMP_FLTATR_ACT_BADARCH, SCMP_ACT_KILL_PROCESS);
-    int rc = 0;
-    for (size_t i = 0; i < sizeof always / sizeof *always; i++) {
-        rc |= seccomp_rule_add(filter, SCMP_ACT_ALLOW, always[i], 0);
-    }
-    rc |= allow_if(filter, SCMP_SYS(write), (struct scmp_arg_cmp){0, SCMP_CMP_EQ, (scmp_datum_t)out, 0});
-    rc |= allow_if(filter, SCMP_SYS(mmap), (struct scmp_arg_cmp){2, SCMP_CMP_MASKED_EQ, PROT_EXEC, 0});
-    rc |= allow_if(filter, SCMP_SYS(mprotect), (struct scmp_arg_cmp){2, SCMP_CMP_MASKED_EQ, PROT_EXEC, 0});
-    /* abort() raises its signal with tgkill, which is allowed only for this process. */
-    rc |= allow_if(filter, SCMP_SYS(tgkill), (struct scmp_arg_cmp){0, SCMP_CMP_EQ, (scmp_datum_t)getpid(), 0});
+    int rc =
+        fc_child_filter_allow(filter, SCMP_SYS(write), (struct scmp_arg_cmp){0, SCMP_CMP_EQ, (scmp_datum_t)out, 0});
     if (SANITIZED) { /* the sanitizer's runtime calls it before _exit */
         rc |= seccomp_rule_add(filter, SCMP_ACT_ALLOW, SCMP_SYS(sigaltstack), 0);
     }
     if (job->receives) {
         const scmp_datum_t socket = (scmp_datum_t)job->keep[0];
-        rc |= allow_if(filter, SCMP_SYS(recvmsg), (struct scmp_arg_cmp){0, SCMP_CMP_EQ, socket, 0});
+        rc |= fc_child_filter_allow(filter, SCMP_SYS(recvmsg), (struct scmp_arg_cmp){0, SCMP_CMP_EQ, socket, 0});
     }
     if (job->may_open) {
         const scmp_datum_t writing = O_ACCMODE | O_CREAT | O_TRUNC;
         for (size_t i = 0; i < sizeof opening / sizeof *opening; i++) {
             rc |= seccomp_rule_add(filter, SCMP_ACT_ALLOW, opening[i], 0);
         }
-        rc |= allow_if(filter, SCMP_SYS(openat), (struct scmp_arg_cmp){2, SCMP_CMP_MASKED_EQ, writing, O_RDONLY});
-        rc |= allow_if(filter, SCMP_SYS(open), (struct scmp_arg_cmp){1, SCMP_CMP_MASKED_EQ, writing, O_RDONLY});
+        rc |= fc_child_filter_allow(filter, SCMP_SYS(openat),
+                                    (struct scmp_arg_cmp){2, SCMP_CMP_MASKED_EQ, writing, O_RDONLY});
+        rc |= fc_child_filter_allow(filter, SCMP_SYS(open),
+                                    (struct scmp_arg_cmp){1, SCMP_CMP_MASKED_EQ, writing, O_RDONLY});
     }
     /*
      * A kernel or a container without seccomp refuses to load it. Then the process, its limits and the parent's checks
