@@ -120,9 +120,9 @@ void fc_dcp_close(fc_checkpoint *checkpoint) {
     checkpoint->state = NULL;
 }
 
-static const fc_own_file own_files[] = {{".metadata", fc_dcp_is_metadata}, {"__*_*.distcp", fc_dcp_is_data}, {NULL}};
+const fc_own_file fc_dcp_own_files[] = {{".metadata", fc_dcp_is_metadata}, {"__*_*.distcp", fc_dcp_is_data}, {NULL}};
 
-static const fc_format_notes notes = {fc_dcp_take_notes, fc_dcp_add_notes};
+const fc_format_notes fc_dcp_notes = {fc_dcp_take_notes, fc_dcp_add_notes};
 
 const fc_format fc_format_dcp = {
     .name = "dcp",
@@ -152,7 +152,7 @@ const fc_format fc_format_dcp = {
         },
     .target =
         {
-            .own_files = own_files,
+            .own_files = fc_dcp_own_files,
             .wants_crc32 = true,
             .holds_pickles = true,
             .is_directory = fc_dcp_is_directory,
@@ -166,6 +166,6 @@ const fc_format fc_format_dcp = {
             .finish_file = fc_dcp_finish_file,
             .finish = fc_dcp_finish,
             .destroy = fc_dcp_destroy,
-            .notes = &notes,
+            .notes = &fc_dcp_notes,
         },
 };

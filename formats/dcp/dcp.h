@@ -19,6 +19,10 @@ fc_code fc_dcp_is_data(const char *path, bool *is, fc_error *err);
  */
 fc_code fc_dcp_open(fc_checkpoint *checkpoint, const fc_open_options *options, const char **directory, fc_error *err);
 
+/** The files and notes of a target that is DCP alone. */
+extern const fc_own_file fc_dcp_own_files[];
+extern const fc_format_notes fc_dcp_notes;
+
 /** The members `open` and `close` of fc_format_reader, for a checkpoint that is DCP alone. */
 fc_code fc_dcp_open_whole(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err);
 void fc_dcp_close(fc_checkpoint *checkpoint);

@@ -21,10 +21,6 @@ static fc_code create(const fc_target *target, const char *staging, fc_writer *w
     return fc_dcp_create(target, staging, writer, err);
 }
 
-static const fc_own_file own_files[] = {{".metadata", fc_dcp_is_metadata}, {"__*_*.distcp", fc_dcp_is_data}, {NULL}};
-
-static const fc_format_notes notes = {fc_dcp_take_notes, fc_dcp_add_notes};
-
 const fc_format fc_format_fsdp_dtensor = {
     .name = "fsdp_dtensor",
     .description = "Megatron-FSDP fsdp_dtensor checkpoint",
@@ -44,7 +40,7 @@ const fc_format fc_format_fsdp_dtensor = {
         },
     .target =
         {
-            .own_files = own_files,
+            .own_files = fc_dcp_own_files,
             .also_needed = "Megatron's --load takes its parent, with a file latest_checkpointed_iteration.txt that has "
                            "the number of iter_NNNNNNN",
             .wants_crc32 = true,
@@ -61,6 +57,6 @@ const fc_format fc_format_fsdp_dtensor = {
             .finish_file = fc_dcp_finish_file,
             .finish = fc_dcp_finish,
             .destroy = fc_dcp_destroy,
-            .notes = &notes,
+            .notes = &fc_dcp_notes,
         },
 };
