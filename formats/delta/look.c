@@ -67,16 +67,14 @@ static fc_code recognise(const char *path, fc_delta_place *out, fc_error *err) {
 }
 
 fc_code fc_delta_recognise(const char *path, fc_delta_place *out, fc_error *err) {
-    fc_arena *arena = fc_arena_new();
     const char *cached = NULL;
-    fc_code rc = FC_OK;
     *out = FC_DELTA_NOWHERE;
-    if (!arena) {
-        return fc_no_memory(err, path);
+    if (!fc_is_remote(path)) {
+        return recognise(path, out, err);
     }
-    if (fc_is_remote(path)) { /* a model of the hub that is here */
-        rc = fc_hub_snapshot(path, arena, &cached, err);
-    }
+    fc_arena *arena = fc_arena_new();
+    FC_NEED(arena, err, path);
+    fc_code rc = fc_hub_snapshot(path, arena, &cached, err); /* a model of the hub may be here */
     rc = rc == FC_OK ? recognise(cached ? cached : path, out, err) : rc;
     fc_arena_free(arena);
     return rc;
