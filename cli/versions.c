@@ -5,6 +5,7 @@
 
 #include "signals.h"
 
+#include "fsdpckpt/order.h"
 #include "fsdpckpt/try.h"
 
 #include <stdlib.h>
@@ -83,8 +84,6 @@ fc_code versions_look(const cli_call *call, fc_delta_depth depth, versions_fault
     signals_cancel(NULL);
     FC_TRY(rc);
     FC_NEED(!faults->no_memory, err, o->operands[0]);
-    if (faults->count > 1) {
-        qsort(faults->items, faults->count, sizeof *faults->items, order_faults);
-    }
+    fc_sort_items(faults->items, faults->count, sizeof *faults->items, order_faults);
     return FC_OK;
 }

@@ -141,9 +141,7 @@ static int compare_box_places(const void *x, const void *y) {
 
 static void sort_and_merge(any_boxes *all) {
     size_t kept = 0;
-    if (all->count > 0) {
-        qsort(all->boxes, all->count, sizeof *all->boxes, compare_box_places);
-    }
+    fc_sort_items(all->boxes, all->count, sizeof *all->boxes, compare_box_places);
     for (size_t i = 0; i < all->count; i++) {
         if (kept == 0 || compare_places(&all->boxes[kept - 1], &all->boxes[i]) != 0) {
             all->boxes[kept++] = all->boxes[i];

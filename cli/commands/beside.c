@@ -21,7 +21,7 @@ static void list_values(beside *b, const fc_target_tensor *all, size_t count, co
             b->values[b->count++] = (beside_value){.name = all[i].name, .object = all[i].source->object != NULL};
         }
     }
-    qsort(b->values, b->count, sizeof *b->values, fc_order_texts);
+    fc_sort_items(b->values, b->count, sizeof *b->values, fc_order_texts);
 }
 
 static bool has_names(const fc_checkpoint *checkpoint, const char *prefix, size_t len) {

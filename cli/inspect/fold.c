@@ -152,7 +152,7 @@ static const char *write_set(const long *numbers, size_t count, fc_arena *arena)
 static bool join_entries(entry *entries, size_t *count, int number, const joining *memory) {
     order by = {number};
     size_t kept = 0;
-    qsort_r(entries, *count, sizeof *entries, compare_entries, &by);
+    fc_sort_items_by(entries, *count, sizeof *entries, compare_entries, &by);
     for (size_t i = 0, end; i < *count; i = end) {
         entry joined = entries[i];
         for (end = i + 1; number < joined.numbers && end < *count && compare_rest(&joined, &entries[end], number) == 0;
@@ -253,7 +253,7 @@ bool fold_names(const fold_name *names, size_t count, fc_arena *arena, fold_line
         good = join_entries(entries, &left, number, &memory);
     }
     if (good) {
-        qsort(entries, left, sizeof *entries, compare_first);
+        fc_sort_items(entries, left, sizeof *entries, compare_first);
         good = make_fold_lines(entries, left, count, &memory, out);
         *nlines = left;
     }

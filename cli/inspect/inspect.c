@@ -7,6 +7,7 @@
 
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/io.h"
+#include "fsdpckpt/order.h"
 #include "fsdpckpt/select.h"
 #include "fsdpckpt/try.h"
 
@@ -226,8 +227,8 @@ static fc_code select_items(inspection *in, fc_error *err) {
         return fc_fail(err, FC_EUSAGE, "%s: --include and --exclude leave out all %zu values", c->path, c->ntensors);
     }
     if (in->how.sort != INSPECT_BY_SOURCE) {
-        qsort(in->items, in->nitems, sizeof *in->items,
-              in->how.sort == INSPECT_BY_NAME ? compare_tensor_names : compare_tensor_sizes);
+        fc_sort_items(in->items, in->nitems, sizeof *in->items,
+                      in->how.sort == INSPECT_BY_NAME ? compare_tensor_names : compare_tensor_sizes);
     }
     return FC_OK;
 }

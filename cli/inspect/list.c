@@ -80,7 +80,7 @@ static bool find_kinds(inspection *in, const size_t *same_as, uint32_t *kind_of)
     in->kinds = good ? fc_arena_calloc(in->arena, in->nitems, sizeof *in->kinds) : NULL;
     if (in->kinds) {
         uint32_t kind = 0;
-        qsort(all, in->nitems, sizeof *all, compare_keys);
+        fc_sort_items(all, in->nitems, sizeof *all, compare_keys);
         for (size_t i = 0; i < in->nitems; i++) {
             kind += i > 0 && strcmp(all[i].key, all[i - 1].key) != 0;
             kind_of[all[i].item] = kind;
@@ -160,7 +160,7 @@ static int compare_entry_contents(const void *x, const void *y) {
 /* Joins the values below the same module. Kinds of modules are numbered after the kinds of values. */
 static size_t join_modules(list_entry *all, size_t count) {
     size_t kept = 0;
-    qsort(all, count, sizeof *all, compare_entry_names);
+    fc_sort_items(all, count, sizeof *all, compare_entry_names);
     for (size_t i = 0; i < count; i++) {
         list_entry *last = kept ? &all[kept - 1] : NULL;
         if (last && !last->line.kind && !all[i].line.kind && strcmp(last->line.name, all[i].line.name) == 0) {
@@ -169,12 +169,12 @@ static size_t join_modules(list_entry *all, size_t count) {
             all[kept++] = all[i];
         }
     }
-    qsort(all, kept, sizeof *all, compare_entry_contents);
+    fc_sort_items(all, kept, sizeof *all, compare_entry_contents);
     for (size_t i = 0; i < kept && !all[i].line.kind; i++) {
         all[i].kind =
             i > 0 && compare_entry_contents(&all[i - 1], &all[i]) == 0 ? all[i - 1].kind : (uint32_t)(count + i);
     }
-    qsort(all, kept, sizeof *all, compare_entry_places);
+    fc_sort_items(all, kept, sizeof *all, compare_entry_places);
     return kept;
 }
 
@@ -253,7 +253,7 @@ static bool make_lines(inspection *in, const list_entry *all, size_t count) {
     }
     free(names);
     if (in->lines && in->how.sort == INSPECT_BY_SIZE) {
-        qsort(in->lines, in->nlines, sizeof *in->lines, compare_entry_bytes);
+        fc_sort_items(in->lines, in->nlines, sizeof *in->lines, compare_entry_bytes);
     }
     return in->lines && join_stats(in);
 }

@@ -225,7 +225,7 @@ static void fill_chunks(const fc_tensor *t, box_table *table) {
 }
 
 static void sort_table(box_table *table) {
-    qsort_r(table->rows, table->count, table->width * sizeof *table->rows, fc_order_rows, &table->width);
+    fc_sort_items_by(table->rows, table->count, table->width * sizeof *table->rows, fc_order_rows, &table->width);
 }
 
 /* Finds the rows with the box of the chunk: [*from, *end). */

@@ -97,7 +97,7 @@ fc_code inspect_walk(inspection *in, bool tensors, bool objects, const tree_visi
             w.sorted[n++] = line;
         }
     }
-    qsort(w.sorted, n, sizeof *w.sorted, compare_lines);
+    fc_sort_items(w.sorted, n, sizeof *w.sorted, compare_lines);
     fc_code rc = visit_level(&w, 0, n, 0, 0, err);
     free(w.sorted);
     return rc;

@@ -190,7 +190,7 @@ fc_code fc_dcp_open_items(fc_dcp_builder *b) {
     if (b->nto_open == 0) {
         return FC_OK;
     }
-    qsort(b->to_open, b->nto_open, sizeof *b->to_open, in_order); /* classes.c noted some later */
+    fc_sort_items(b->to_open, b->nto_open, sizeof *b->to_open, in_order); /* classes.c noted some later */
     all.tensors = fc_arena_calloc(b->checkpoint->arena, most, sizeof *all.tensors);
     FC_NEED(all.tensors, b->err, b->metadata_path);
     FC_TRY(add_all(b, &all));

@@ -6,6 +6,7 @@
 
 #include "base/checked.h"
 #include "base/text.h"
+#include "fsdpckpt/order.h"
 #include "fsdpckpt/try.h"
 #include "torch/file/file.h"
 
@@ -319,7 +320,7 @@ static fc_code check_lists(const fc_dcp_builder *b) {
     for (size_t i = 0; i < b->ntensors; i++) {
         sorted[i] = &b->tensors[i];
     }
-    qsort(sorted, b->ntensors, sizeof *sorted, compare_tensor_paths);
+    fc_sort_items(sorted, b->ntensors, sizeof *sorted, compare_tensor_paths);
     fc_code rc = FC_OK;
     for (size_t i = 1; rc == FC_OK && i < b->ntensors; i++) {
         rc = check_neighbors(b, sorted[i - 1], sorted[i]);

@@ -44,7 +44,7 @@ static bool sort_chunks(const fc_tensor *t, order *o) {
     for (size_t i = 0; i < t->nchunks; i++) {
         o->chunks[i] = (uint32_t)i;
     }
-    qsort_r(o->chunks, t->nchunks, sizeof *o->chunks, compare_chunk_offsets, (void *)(uintptr_t)t);
+    fc_sort_items_by(o->chunks, t->nchunks, sizeof *o->chunks, compare_chunk_offsets, (void *)(uintptr_t)t);
     return true;
 }
 

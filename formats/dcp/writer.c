@@ -9,6 +9,7 @@
 
 #include "base/checked.h"
 #include "base/grow.h"
+#include "fsdpckpt/order.h"
 #include "fsdpckpt/try.h"
 #include "io/file.h"
 #include "torch/object/write.h"
@@ -202,7 +203,7 @@ static int compare_item_tensors(const void *a, const void *b) {
 fc_code fc_dcp_finish(fc_writer *writer, const uint64_t *digests, fc_error *err) {
     dcp_writer *w = writer->state;
     (void)digests;
-    qsort(w->items, w->nitems, sizeof *w->items, compare_item_tensors);
+    fc_sort_items(w->items, w->nitems, sizeof *w->items, compare_item_tensors);
     return fc_dcp_write_metadata(w->target, w->staging, w->items, w->nitems, err);
 }
 

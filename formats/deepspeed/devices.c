@@ -32,7 +32,7 @@ int64_t fc_ds_device(const torch_file *f, const fc_torch_tensor *t) {
 
 /* The index of `number` among `count` sorted, different numbers. */
 static size_t index_of(const int64_t *numbers, size_t count, int64_t number) {
-    const int64_t *found = bsearch(&number, numbers, count, sizeof *numbers, fc_order_numbers);
+    const int64_t *found = fc_find_item(&number, numbers, count, sizeof *numbers, fc_order_numbers);
     return found ? (size_t)(found - numbers) : 0;
 }
 
@@ -46,7 +46,7 @@ bool fc_ds_devices_disorder(const int64_t *devices, size_t ranks, size_t *rank) 
         known = devices[i] >= 0;
     }
     if (known) {
-        qsort(numbers, ranks, sizeof *numbers, fc_order_numbers);
+        fc_sort_items(numbers, ranks, sizeof *numbers, fc_order_numbers);
     }
     for (size_t i = 0; known && i < ranks; i++) {
         if (i == 0 || numbers[i] != numbers[count - 1]) {

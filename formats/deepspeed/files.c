@@ -289,9 +289,7 @@ fc_code fc_ds_find_files(fc_arena *arena, const char *path, fc_ds_files *out, fc
     }
     out->model_parallel = 1;
     FC_TRY_GOTO(list_files(out, &list, &count, err), rc, out);
-    if (count > 0) {
-        qsort(list, count, sizeof *list, compare_file_ranks);
-    }
+    fc_sort_items(list, count, sizeof *list, compare_file_ranks);
     FC_TRY_GOTO(check_ranks(out, list, count, err), rc, out);
     FC_TRY_GOTO(take_files(arena, list, count, out, err), rc, out);
     if (out->universal) {

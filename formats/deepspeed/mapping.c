@@ -4,6 +4,7 @@
  */
 #include "deepspeed/stages.h"
 
+#include "fsdpckpt/order.h"
 #include "fsdpckpt/try.h"
 
 #include <inttypes.h>
@@ -28,17 +29,14 @@ fc_code fc_ds_sort_params(fc_ds_builder *b) {
     for (size_t i = 0; i < b->nparams; i++) {
         b->by_name[i] = &b->params[i];
     }
-    if (b->nparams > 1) {
-        qsort(b->by_name, b->nparams, sizeof *b->by_name, compare_params);
-    }
+    fc_sort_items(b->by_name, b->nparams, sizeof *b->by_name, compare_params);
     return FC_OK;
 }
 
 /* Finds the parameter `name` of a group. */
 static const fc_ds_param *find_param(const fc_ds_builder *b, size_t group, const char *name) {
     const fc_ds_param wanted = {.name = name, .group = group}, *key = &wanted;
-    const fc_ds_param **found =
-        b->nparams > 0 ? bsearch(&key, b->by_name, b->nparams, sizeof *b->by_name, compare_params) : NULL;
+    const fc_ds_param **found = fc_find_item(&key, b->by_name, b->nparams, sizeof *b->by_name, compare_params);
     return found ? *found : NULL;
 }
 

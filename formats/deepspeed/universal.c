@@ -135,9 +135,7 @@ fc_code fc_ds_find_universal(fc_arena *arena, fc_ds_files *files, fc_error *err)
     }
     fc_code rc;
     FC_TRY_GOTO(list_params(&l), rc, out);
-    if (l.count > 1) {
-        qsort(l.items, l.count, sizeof *l.items, compare_value_params);
-    }
+    fc_sort_items(l.items, l.count, sizeof *l.items, compare_value_params);
     rc = keep_files(&l, files);
 out:
     free(l.items);

@@ -105,7 +105,7 @@ static fc_code open_named(fc_arena *arena, const char *const *sources, size_t co
         FC_TRY(fc_delta_version_open(arena, sources[i], &versions[i], err));
         out->versions[out->count++] = &versions[i];
     }
-    qsort(out->versions, count, sizeof *out->versions, order_links);
+    fc_sort_items(out->versions, count, sizeof *out->versions, order_links);
     return FC_OK;
 }
 
@@ -190,7 +190,7 @@ fc_code fc_delta_links_tensors(fc_arena *arena, const fc_delta_links *links, fc_
             frames[at++] = (frame){t->name, i, t};
         }
     }
-    qsort(frames, total, sizeof *frames, order_frames);
+    fc_sort_items(frames, total, sizeof *frames, order_frames);
     for (size_t i = 0; i < total; i++) {
         versions[i] = links->versions[frames[i].version];
         tensors[i] = frames[i].tensor;

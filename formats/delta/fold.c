@@ -139,7 +139,7 @@ static fc_code list_tensors(folder *f, fc_error *err) {
     }
     f->report->tensors = f->count;
     f->each = most + sizeof(fold_worker) + fc_delta_encoder_memory(&f->how);
-    qsort(f->items, f->count, sizeof *f->items, order_folded);
+    fc_sort_items(f->items, f->count, sizeof *f->items, order_folded);
     return FC_OK;
 }
 
@@ -299,7 +299,7 @@ static fc_code fold_content(void *context, const char *scratch, fc_delta_content
             r->stored_bytes += found->frames[r->encoding].size;
         }
     }
-    qsort(members, r->changed, sizeof *members, fc_order_texts);
+    fc_sort_items(members, r->changed, sizeof *members, fc_order_texts);
     *content = (fc_delta_content){.number = r->number,
                                   .base = r->base,
                                   .encoding = r->encoding,

@@ -169,7 +169,7 @@ static fc_code pair_tensors(maker *m, const fc_selection *selection, fc_error *e
         m->part->report.only_old += !m->old->tensors[i].object;
     }
     m->part->report.only_old -= met;
-    qsort(m->pairs, m->count, sizeof *m->pairs, order_pairs);
+    fc_sort_items(m->pairs, m->count, sizeof *m->pairs, order_pairs);
     return FC_OK;
 }
 

@@ -105,9 +105,7 @@ fc_code fc_sync_model_read(fc_arena *arena, const char *path, fc_sync_model *out
     for (size_t i = 0; i < out->nfiles; i++) {
         FC_TRY(add_sync_tensors(arena, out, &out->files[i], &tensors, err));
     }
-    if (out->ntensors > 1) {
-        qsort(out->tensors, out->ntensors, sizeof *out->tensors, fc_order_texts);
-    }
+    fc_sort_items(out->tensors, out->ntensors, sizeof *out->tensors, fc_order_texts);
     for (size_t i = 1; i < out->ntensors; i++) {
         const fc_sync_tensor *a = &out->tensors[i - 1], *b = &out->tensors[i];
         if (strcmp(a->name, b->name) == 0) {

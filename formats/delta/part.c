@@ -110,9 +110,7 @@ bool fc_delta_part_size(const fc_delta_part *part, fc_delta_encoding encoding, u
 /* Sorts the members by name, and describes the delta. */
 static fc_delta_content content_of(fc_delta_part *part, fc_delta_encoding encoding) {
     fc_delta_report *r = &part->report;
-    if (r->changed > 0) {
-        qsort(part->members, r->changed, sizeof *part->members, fc_order_texts);
-    }
+    fc_sort_items(part->members, r->changed, sizeof *part->members, fc_order_texts);
     r->encoding = encoding;
     fc_delta_part_size(part, encoding, &r->stored_bytes);
     return (fc_delta_content){.number = r->number,

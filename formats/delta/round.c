@@ -103,7 +103,7 @@ static bool list_items(const fc_delta_round *r, fc_arena *arena, round_job *job)
             job->items[job->nitems++] = (item){&r->model->tensors[i], deltas + i * r->count, 0};
         }
     }
-    qsort(job->items, job->nitems, sizeof *job->items, order_items);
+    fc_sort_items(job->items, job->nitems, sizeof *job->items, order_items);
     return true;
 }
 

@@ -195,7 +195,7 @@ fc_code fc_delta_versions_list(fc_arena *arena, const char *path, const fc_delta
         return fc_fail(err, FC_ECORRUPT, "%s: there are no versions, which are folders named " DELTA_FOLDER "000001",
                        path);
     }
-    qsort(out->versions, out->count, sizeof *out->versions, order_versions);
+    fc_sort_items(out->versions, out->count, sizeof *out->versions, order_versions);
     return drop_same_number(damage, out, err);
 }
 
@@ -356,9 +356,7 @@ fc_code fc_delta_version_read(fc_arena *arena, fc_delta_version *v, fc_error *er
                      files.nmap, v->ntensors);
         goto out;
     }
-    if (v->ntensors > 1) {
-        qsort(tensors, v->ntensors, sizeof *tensors, fc_order_texts);
-    }
+    fc_sort_items(tensors, v->ntensors, sizeof *tensors, fc_order_texts);
 out:
     fc_st_files_free(&files);
     return rc;

@@ -15,6 +15,7 @@
 
 #include "base/checked.h"
 #include "checkpoint/identity.h"
+#include "fsdpckpt/order.h"
 #include "fsdpckpt/try.h"
 #include "io/path.h"
 #include "sharding/recorded.h"
@@ -130,7 +131,7 @@ static fc_code read_index(void *context, size_t number, const fc_h5_file *file, 
         o->by_path[i] = i;
         FC_TRY(add_index_entry(o, &file->datasets[i], &o->tensors[i], err));
     }
-    qsort_r(o->by_path, o->count, sizeof *o->by_path, compare_paths, o);
+    fc_sort_items_by(o->by_path, o->count, sizeof *o->by_path, compare_paths, o);
     if (extra) {
         FC_TRY(fc_h5_add_attributes(checkpoint, file, &o->tensors[o->count], err));
     }

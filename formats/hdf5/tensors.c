@@ -149,7 +149,7 @@ static fc_code add_stored_chunks(adding *a, const char *path, fc_error *err) {
     for (size_t i = 0; i < d->nchunks; i++) {
         order[i] = (numbered){grid_number(a, d->chunks[i].at), i};
     }
-    qsort(order, d->nchunks, sizeof *order, compare_chunk_numbers);
+    fc_sort_items(order, d->nchunks, sizeof *order, compare_chunk_numbers);
     for (size_t i = 0; i < d->nchunks; i++) {
         const fc_h5_stored_chunk *c = &d->chunks[order[i].chunk];
         if (order[i].number < next) {

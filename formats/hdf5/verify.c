@@ -9,6 +9,7 @@
 
 #include "base/crc.h"
 #include "base/grow.h"
+#include "fsdpckpt/order.h"
 #include "fsdpckpt/try.h"
 #include "fsdpckpt/verify.h"
 #include "io/file.h"
@@ -56,9 +57,7 @@ static fc_code list_extents(const fc_checkpoint *checkpoint, extents *all, fc_er
             FC_NEED(add_extent(all, &e), err, checkpoint->path);
         }
     }
-    if (all->count > 0) {
-        qsort(all->items, all->count, sizeof *all->items, compare_extent_places);
-    }
+    fc_sort_items(all->items, all->count, sizeof *all->items, compare_extent_places);
     return FC_OK;
 }
 

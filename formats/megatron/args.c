@@ -98,7 +98,7 @@ fc_code fc_mg_check_args(const fc_checkpoint *checkpoint, const fc_mg_args *args
 static bool are_distinct(const fc_mg_reader *r, const int64_t *wrote, int64_t *sorted) {
     size_t n = r->grid.count;
     memcpy(sorted, wrote, n * sizeof *sorted);
-    qsort(sorted, n, sizeof *sorted, fc_order_numbers);
+    fc_sort_items(sorted, n, sizeof *sorted, fc_order_numbers);
     for (size_t i = 1; i < n; i++) {
         if (sorted[i] == sorted[i - 1]) {
             return false;

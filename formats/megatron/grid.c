@@ -170,7 +170,7 @@ fc_code fc_mg_find_ranks(fc_checkpoint *checkpoint, const fc_open_options *optio
         rc = fc_fail(err, FC_ECORRUPT, "%s: the files of the ranks are missing", checkpoint->path);
         goto out;
     }
-    qsort(ranks, count, sizeof *ranks, compare_rank_places);
+    fc_sort_items(ranks, count, sizeof *ranks, compare_rank_places);
     FC_TRY_GOTO(check_names(checkpoint->path, ranks, count, err), rc, out);
     FC_TRY_GOTO(take_ranks(checkpoint, ranks, count, out, err), rc, out);
     FC_TRY_GOTO(fc_identities_take(checkpoint, options, err), rc, out);
@@ -227,7 +227,7 @@ static fc_code check_whole(const fc_checkpoint *checkpoint, const fc_mg_grid *gr
     for (int64_t stage = 0; stage < grid->stages; stage++) {
         for (int64_t l = 0; l < ranks; l++) {
             const fc_mg_place place = {l % grid->tp, stage, l / grid->expert_tp % grid->ep};
-            if (!bsearch(&place, grid->places, grid->count, sizeof place, compare_places)) {
+            if (!fc_find_item(&place, grid->places, grid->count, sizeof place, compare_places)) {
                 return missing(checkpoint, grid, &place, err);
             }
         }

@@ -225,7 +225,7 @@ static fc_code check_boxes(const builder *b, const char *path) {
     for (size_t i = 0; i < b->count; i++) {
         boxes[i] = (placed_box){b->chunks[i].dims, 2 * (size_t)b->tensor->ndim * sizeof *b->chunks[i].dims};
     }
-    qsort(boxes, b->count, sizeof *boxes, compare_boxes);
+    fc_sort_items(boxes, b->count, sizeof *boxes, compare_boxes);
     for (size_t i = 1; i < b->count && !again; i++) {
         again = compare_boxes(&boxes[i - 1], &boxes[i]) == 0;
     }

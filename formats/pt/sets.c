@@ -315,7 +315,7 @@ fc_code fc_pt_find_sets(const char *directory, const char *group, fc_arena *aren
     if (*count == 0) {
         FC_TRY(fc_pt_find_numbered(directory, group, arena, out, count, err));
     }
-    qsort(*out, *count, sizeof **out, compare_sets);
+    fc_sort_items(*out, *count, sizeof **out, compare_sets);
     FC_TRY(check_counts(directory, *out, *count, err));
     return check_fairseq2(directory, *out, *count, err);
 }

@@ -174,7 +174,7 @@ static fc_code tie_place(const fc_target *target, const fc_target_file *file, ca
             all[kept++] = all[i];
         }
     }
-    qsort(all, kept, sizeof *all, compare_candidate_spans);
+    fc_sort_items(all, kept, sizeof *all, compare_candidate_spans);
     fc_code rc = tie_group(target, file, all, kept, arena, ties, err);
     free(extents);
     return rc;
@@ -204,7 +204,7 @@ fc_code fc_pt_find_ties(const fc_target *target, const fc_target_file *file, fc_
         made[i].root = (uint32_t)i;
     }
     size_t n = collect(target, file, all);
-    qsort(all, n, sizeof *all, compare_candidate_places);
+    fc_sort_items(all, n, sizeof *all, compare_candidate_places);
     fc_code rc = FC_OK;
     for (size_t i = 0; i < n && rc == FC_OK;) {
         size_t end = i + 1;

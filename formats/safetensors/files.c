@@ -10,6 +10,7 @@
 
 #include "base/file_name.h"
 #include "base/little.h"
+#include "fsdpckpt/order.h"
 #include "fsdpckpt/try.h"
 #include "io/directory.h"
 
@@ -73,7 +74,7 @@ static fc_code check_shards(fc_arena *arena, const fc_st_files *f, const unsigne
     }
     uint32_t *sorted = fc_arena_copy(arena, f->ranks, f->nfiles, sizeof *sorted), next = 0;
     FC_NEED(sorted, err, f->directory);
-    qsort(sorted, f->nfiles, sizeof *sorted, compare_file_numbers);
+    fc_sort_items(sorted, f->nfiles, sizeof *sorted, compare_file_numbers);
     for (size_t i = 0; i < f->nfiles; i++) {
         if (sorted[i] > next) {
             return fc_fail(err, FC_ECORRUPT,

@@ -162,9 +162,7 @@ static fc_code read_metadata(header_reader *r) {
 
 static fc_code sort_pairs(header_reader *r) {
     fc_st_header *h = r->out;
-    if (h->npairs > 1) {
-        qsort(h->pairs, h->npairs, sizeof *h->pairs, fc_order_texts);
-    }
+    fc_sort_items(h->pairs, h->npairs, sizeof *h->pairs, fc_order_texts);
     for (size_t i = 1; i < h->npairs; i++) {
         if (strcmp(h->pairs[i - 1].key, h->pairs[i].key) == 0) {
             return fc_fail(r->err, FC_ECORRUPT, "%s: __metadata__: the key %.128s appears twice", r->path,
@@ -200,7 +198,7 @@ static fc_code sort_entries(header_reader *r) {
     for (size_t i = 0; i < h->nentries; i++) {
         h->by_offset[i] = (uint32_t)i;
     }
-    qsort_r(h->by_offset, h->nentries, sizeof *h->by_offset, compare_entry_offsets, h->entries);
+    fc_sort_items_by(h->by_offset, h->nentries, sizeof *h->by_offset, compare_entry_offsets, h->entries);
     for (size_t i = 1; i < h->nentries; i++) {
         const char *name = h->by_name[i]->name;
         if (strcmp(h->by_name[i - 1]->name, name) == 0) {

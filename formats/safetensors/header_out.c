@@ -7,6 +7,7 @@
 #include "base/base64.h"
 #include "base/checked.h"
 #include "base/little.h"
+#include "fsdpckpt/order.h"
 #include "fsdpckpt/read.h"
 #include "fsdpckpt/try.h"
 #include "safetensors/dtypes.h"
@@ -293,7 +294,7 @@ static fc_code order_tensors(header_builder *m) {
         }
         out->order[out->count++] = (uint32_t)i;
     }
-    qsort_r(out->order, out->count, sizeof *out->order, compare_tensor_dtypes, m);
+    fc_sort_items_by(out->order, out->count, sizeof *out->order, compare_tensor_dtypes, m);
     return FC_OK;
 }
 

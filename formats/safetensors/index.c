@@ -80,9 +80,7 @@ static fc_code list_files(index_reader *r, fc_error *err) {
 
 static fc_code sort_map(const index_reader *r, fc_error *err) {
     fc_st_files *out = r->out;
-    if (r->count > 0) {
-        qsort(out->map, r->count, sizeof *out->map, fc_order_texts);
-    }
+    fc_sort_items(out->map, r->count, sizeof *out->map, fc_order_texts);
     for (size_t i = 1; i < r->count; i++) {
         if (strcmp(out->map[i - 1].name, out->map[i].name) == 0) {
             return fc_fail(err, FC_ECORRUPT, "%s: weight_map: the name %.256s appears twice", r->path,

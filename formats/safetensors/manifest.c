@@ -5,6 +5,7 @@
  */
 #include "base/checked.h"
 #include "base/name_table.h"
+#include "fsdpckpt/order.h"
 #include "fsdpckpt/try.h"
 #include "safetensors/safetensors.h"
 #include "sharding/recorded.h"
@@ -194,7 +195,7 @@ static fc_code list_occurrences(const fc_st_reader *o, occurrence *all, size_t t
         }
     }
     fc_arena_free(scratch);
-    qsort(all, n, sizeof *all, compare_occurrences);
+    fc_sort_items(all, n, sizeof *all, compare_occurrences);
     return names ? FC_OK : fc_no_memory(err, o->checkpoint->path);
 }
 

@@ -5,6 +5,7 @@
 #include "base/base64.h"
 #include "base/text.h"
 #include "checkpoint/same_name.h"
+#include "fsdpckpt/order.h"
 #include "fsdpckpt/try.h"
 #include "safetensors/json.h"
 #include "safetensors/kept.h"
@@ -56,7 +57,7 @@ static bool gather(const fc_st_reader *o, bool (*wanted)(const fc_st_pair *), me
         }
     }
     if (*count > 1) {
-        qsort(*out, *count, sizeof **out, compare_member_keys);
+        fc_sort_items(*out, *count, sizeof **out, compare_member_keys);
     }
     return *out != NULL;
 }

@@ -3,6 +3,8 @@
  */
 #include "base/child_process.h"
 
+#include "fsdpckpt/order.h"
+
 #include <fcntl.h>
 #include <signal.h>
 #include <stdint.h>
@@ -61,7 +63,7 @@ bool fc_child_keep_only(int *keep, size_t count) {
             return false;
         }
     }
-    qsort(keep, count, sizeof *keep, compare_descriptors);
+    fc_sort_items(keep, count, sizeof *keep, compare_descriptors);
     int next = 3;
     for (size_t i = 0; i < count; i++) {
         close_between(next, keep[i] - 1);

@@ -6,6 +6,22 @@
 #include <stdlib.h>
 #include <string.h>
 
+void fc_sort_items(void *items, size_t count, size_t size, fc_order_fn *order) {
+    if (count > 1) {
+        qsort(items, count, size, order);
+    }
+}
+
+void fc_sort_items_by(void *items, size_t count, size_t size, fc_order_by_fn *order, void *context) {
+    if (count > 1) {
+        qsort_r(items, count, size, order, context);
+    }
+}
+
+void *fc_find_item(const void *key, const void *items, size_t count, size_t size, fc_order_fn *order) {
+    return count > 0 ? bsearch(key, items, count, size, order) : NULL;
+}
+
 int fc_order_row(const int64_t *a, const int64_t *b, size_t n) {
     for (size_t i = 0; i < n; i++) {
         FC_ORDER_BY(a[i], b[i]);
@@ -36,9 +52,7 @@ int fc_order_rows(const void *a, const void *b, void *width) {
 }
 
 void fc_sort_texts(const char **texts, size_t count) {
-    if (count > 1) {
-        qsort(texts, count, sizeof *texts, fc_order_texts);
-    }
+    fc_sort_items(texts, count, sizeof *texts, fc_order_texts);
 }
 
 size_t fc_find_text(const char *const *texts, size_t count, const char *text) {
@@ -62,12 +76,12 @@ bool fc_has_text(const char *const *texts, const char *text) {
 }
 
 void *fc_find_struct(const void *structs, size_t count, size_t size, const char *text) {
-    return count > 0 ? bsearch(&text, structs, count, size, fc_order_texts) : NULL;
+    return fc_find_item(&text, structs, count, size, fc_order_texts);
 }
 
 void *fc_find_named(const void *pointers, size_t count, const char *text) {
     const char *const *key = &text;
-    void *const *found = count > 0 ? bsearch(&key, pointers, count, sizeof *found, fc_order_named) : NULL;
+    void *const *found = fc_find_item(&key, pointers, count, sizeof *found, fc_order_named);
     return found ? *found : NULL;
 }
 
@@ -77,7 +91,7 @@ void *fc_list_named(const void *structs, size_t count, size_t size) {
         list[i] = (const char *)structs + i * size;
     }
     if (list) {
-        qsort(list, count, sizeof *list, fc_order_named_places);
+        fc_sort_items(list, count, sizeof *list, fc_order_named_places);
     }
     return list;
 }

@@ -241,9 +241,7 @@ static void report_wrapped(fc_check_run *c, const fc_unpaired *there, const wrap
 static size_t take_wrapped(fc_check_run *c, fc_unpaired *here, fc_unpaired *there, fc_pair *pairs) {
     wrapped *found = fc_check_alloc(c, here->count, sizeof *found);
     size_t n = found ? find_wrapped(c, here, there, found) : 0;
-    if (n > 0) {
-        qsort(found, n, sizeof *found, compare_wrappers);
-    }
+    fc_sort_items(found, n, sizeof *found, compare_wrappers);
     for (size_t i = 0, j; i < n; i = j) {
         for (j = i; j < n && found[j].here == found[i].here && found[j].there == found[i].there; j++) {
             pairs[j] = found[j].pair;

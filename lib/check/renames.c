@@ -89,7 +89,7 @@ static candidate *gather(rename_search *m, const fc_unpaired *list, const fc_che
         }
     }
     if (*count > 0) {
-        qsort(items, *count, sizeof *items, compare_candidate_groups);
+        fc_sort_items(items, *count, sizeof *items, compare_candidate_groups);
     }
     return items;
 }
@@ -270,9 +270,7 @@ static void report(rename_search *m) {
     for (size_t i = 0; i < m->count; i++) {
         find_rule(m->c, &m->found[i], here_of(m, &m->found[i])->name, there_of(m, &m->found[i])->name);
     }
-    if (m->count > 0) {
-        qsort(m->found, m->count, sizeof *m->found, compare_renamed_rules);
-    }
+    fc_sort_items(m->found, m->count, sizeof *m->found, compare_renamed_rules);
     for (size_t i = 0, j; i < m->count; i = j) {
         for (j = i; j < m->count && strcmp(m->found[j].rule, m->found[i].rule) == 0; j++) {
         }

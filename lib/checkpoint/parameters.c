@@ -120,7 +120,7 @@ static void tie_run(const fc_checkpoint *source, candidate *run, size_t count, s
     for (size_t i = 0; i < count && count > 1; i++) {
         run[i].key = key_of(source, run[i].tensor);
     }
-    qsort(run, count, sizeof *run, compare_candidate_keys);
+    fc_sort_items(run, count, sizeof *run, compare_candidate_keys);
     for (size_t i = 1; i < count; i++) {
         if (run[i].key == run[i - 1].key && same_elements(source, run[i - 1].tensor, run[i].tensor)) {
             same_as[run[i].index] = same_as[run[i - 1].index];
@@ -143,12 +143,12 @@ static void tie_named(const fc_tensor *const *tensors, size_t count, candidate *
     if (!any) {
         return;
     }
-    qsort(sorted, count, sizeof *sorted, compare_candidate_names);
+    fc_sort_items(sorted, count, sizeof *sorted, compare_candidate_names);
     for (size_t i = 0; i < count; i++) {
         const fc_tensor wanted = {.name = tensors[i]->tied_to};
         const candidate key = {.tensor = &wanted};
         const candidate *found =
-            wanted.name ? bsearch(&key, sorted, count, sizeof *sorted, compare_candidate_names) : NULL;
+            wanted.name ? fc_find_item(&key, sorted, count, sizeof *sorted, compare_candidate_names) : NULL;
         same_as[i] = found && found->index < i ? same_as[found->index] : i;
     }
 }
@@ -167,7 +167,7 @@ fc_code fc_find_ties(const fc_checkpoint *source, const fc_tensor *const *tensor
             sorted[n++] = (candidate){.tensor = tensors[i], .index = i};
         }
     }
-    qsort(sorted, n, sizeof *sorted, compare_candidate_records);
+    fc_sort_items(sorted, n, sizeof *sorted, compare_candidate_records);
     for (size_t first = 0, end; first < n; first = end) {
         for (end = first + 1; end < n && compare_candidate_chunks(&sorted[first], &sorted[end]) == 0; end++) {
         }

@@ -6,6 +6,7 @@
 #include "checkpoint/parameters.h"
 #include "derived/flat_units.h"
 #include "fsdpckpt/format.h"
+#include "fsdpckpt/order.h"
 #include "fsdpckpt/try.h"
 #include "fsdpckpt/unflatten.h"
 
@@ -196,7 +197,7 @@ fc_code fc_order_like(const fc_checkpoint *model, fc_arena *arena, fc_target *ta
                            target->source->path, o.tensors[i]->name, model->path);
         }
     }
-    qsort(all, target->ntensors, sizeof *all, compare_tensor_orders);
+    fc_sort_items(all, target->ntensors, sizeof *all, compare_tensor_orders);
     FC_TRY(check_ties(&o, target->source, all, target->ntensors));
     for (size_t i = 0; i < target->ntensors; i++) {
         sorted[i] = all[i].tensor;

@@ -228,7 +228,7 @@ static fc_code add_units(fc_flattener *b, fc_arena *scratch) {
     for (size_t u = 0; u < count; u++) {
         sorted[u] = &b->units->units[u];
     }
-    qsort(sorted, count, sizeof *sorted, compare_unit_modules);
+    fc_sort_items(sorted, count, sizeof *sorted, compare_unit_modules);
     for (size_t u = 0; u < count; u++) {
         fc_flat_layout *layout = &layouts[sorted[u] - b->units->units];
         if (sorted[u]->nparameters > 0) {

@@ -8,6 +8,7 @@
 #include "checkpoint/path.h"
 #include "derived/flatten_optim.h"
 #include "fsdpckpt/format.h"
+#include "fsdpckpt/order.h"
 #include "fsdpckpt/read.h"
 #include "fsdpckpt/try.h"
 
@@ -241,7 +242,7 @@ static fc_code add_state(fc_flattener *f, const fc_optim *o) {
         nkeys += key == nkeys;
         entries[count++].key = key;
     }
-    qsort(entries, count, sizeof *entries, compare_entry_numbers);
+    fc_sort_items(entries, count, sizeof *entries, compare_entry_numbers);
     return add_entries(f, o, entries, count, keys);
 }
 

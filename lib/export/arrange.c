@@ -49,7 +49,7 @@ fc_code fc_export_arrange(void *context, fc_target_tensor *tensors, size_t count
         }
     }
     if (names) {
-        qsort(tensors, count, sizeof *tensors, in_order);
+        fc_sort_items(tensors, count, sizeof *tensors, in_order);
     }
     fc_arena_free(arena);
     return names ? FC_OK : fc_no_memory(err, reference->path);

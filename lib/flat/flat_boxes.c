@@ -105,7 +105,7 @@ size_t *fc_flat_order_chunks(const fc_tensor *flat, fc_arena *arena) {
     for (size_t i = 0; i < flat->nchunks; i++) {
         sorted[i] = (ordered){flat->chunks[i].dims[0], i};
     }
-    qsort(sorted, flat->nchunks, sizeof *sorted, compare_chunk_starts);
+    fc_sort_items(sorted, flat->nchunks, sizeof *sorted, compare_chunk_starts);
     for (size_t i = 0; i < flat->nchunks; i++) {
         order[i] = sorted[i].chunk;
     }

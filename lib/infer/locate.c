@@ -5,6 +5,7 @@
 #include "infer/locate.h"
 
 #include "fsdpckpt/box.h"
+#include "fsdpckpt/order.h"
 #include "fsdpckpt/read.h"
 #include "fsdpckpt/try.h"
 
@@ -70,7 +71,7 @@ static size_t list_places(const unsigned char *bytes, size_t size, int64_t count
     for (int64_t i = 0; i + (run - 1) * stride < count; i++) {
         out[n++] = (place){run_key(bytes, size, i, stride, run), i};
     }
-    qsort(out, n, sizeof *out, by_key);
+    fc_sort_items(out, n, sizeof *out, by_key);
     for (size_t i = 1; i < n; i++) {
         if (out[i].key == out[i - 1].key) {
             out[i].at = out[i - 1].at = -1;
@@ -81,7 +82,7 @@ static size_t list_places(const unsigned char *bytes, size_t size, int64_t count
 
 static int64_t find_place(const place *places, size_t count, uint64_t key) {
     const place wanted = {.key = key};
-    const place *found = bsearch(&wanted, places, count, sizeof *places, by_key);
+    const place *found = fc_find_item(&wanted, places, count, sizeof *places, by_key);
     return found && found->at >= 0 ? found->at : FC_LOCATE_UNKNOWN;
 }
 

@@ -7,6 +7,7 @@
 #include "base/grow.h"
 #include "derived/optim_name.h"
 #include "fsdpckpt/infer.h"
+#include "fsdpckpt/order.h"
 #include "fsdpckpt/recipe.h"
 #include "fsdpckpt/select.h"
 #include "fsdpckpt/try.h"
@@ -300,7 +301,7 @@ static fc_code add_rules(proposer *p) {
     for (size_t i = 0; i < p->nrules; i++) {
         order[i] = &p->rules[i];
     }
-    qsort(order, p->nrules, sizeof *order, by_rank);
+    fc_sort_items(order, p->nrules, sizeof *order, by_rank);
     for (size_t i = 0; i < p->nrules; i++) {
         FC_TRY(order[i]->why ? FC_OK : add_made(p, order[i]));
     }

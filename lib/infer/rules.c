@@ -3,6 +3,7 @@
  * or one plus a number of the configuration, or always the same.
  */
 #include "base/grow.h"
+#include "fsdpckpt/order.h"
 #include "fsdpckpt/try.h"
 #include "infer/search.h"
 
@@ -67,7 +68,7 @@ static int by_skeleton(const void *a, const void *b) {
 
 static fc_code join_class(maker *m, size_t index, bool literal) {
     fc_match *match = &m->s->matches[index];
-    qsort(match->many, (size_t)match->nmany, sizeof *match->many, by_skeleton);
+    fc_sort_items(match->many, (size_t)match->nmany, sizeof *match->many, by_skeleton);
     const char *key = class_key(m, match, index, literal);
     FC_NEED(key && fc_grow(&m->classes, &m->capacity, m->nclasses + 1, sizeof *m->classes), m->err, NULL);
     const size_t at = fc_name_table_put(m->table, key, strlen(key), m->nclasses);

@@ -154,7 +154,7 @@ fc_code fc_record_crcs_check(fc_record_crcs *records, const fc_comm *comm, fc_er
     unsigned char *buffer = malloc(GAP_READ);
     FC_NEED(buffer, err, records->checkpoint->path);
     fc_code rc = FC_OK;
-    qsort(records->runs, records->count, sizeof *records->runs, compare_run_offsets);
+    fc_sort_items(records->runs, records->count, sizeof *records->runs, compare_run_offsets);
     for (size_t i = 0, next, number = 0; i < records->count; i = next, number++) {
         for (next = i + 1;
              next < records->count && runs[next].file == runs[i].file && runs[next].offset == runs[i].offset;) {

@@ -5,6 +5,7 @@
 #include "fsdpckpt/io.h"
 
 #include "base/grow.h"
+#include "fsdpckpt/order.h"
 #include "fsdpckpt/try.h"
 #include "io/directory.h"
 
@@ -53,9 +54,7 @@ static fc_code list(place *p, const char *path, fc_error *err) {
         }
     }
     rc = fc_dir_close(&dir, rc, err);
-    if (p->count > 0) {
-        qsort(p->entries, p->count, sizeof *p->entries, compare_identities);
-    }
+    fc_sort_items(p->entries, p->count, sizeof *p->entries, compare_identities);
     return rc;
 }
 
@@ -83,7 +82,7 @@ static fc_code find_input(const place *p, const char *path, bool *held, fc_error
     }
     const identity id = {st.st_dev, st.st_ino};
     *held = compare_identities(&id, &p->self) == 0 ||
-            (p->count > 0 && bsearch(&id, p->entries, p->count, sizeof *p->entries, compare_identities)) ||
+            (p->count > 0 && fc_find_item(&id, p->entries, p->count, sizeof *p->entries, compare_identities)) ||
             is_above(p, path);
     return FC_OK;
 }

@@ -91,7 +91,7 @@ static fc_code sort_names(checking *c, fc_error *err) {
     for (size_t i = 0; i < c->made->ntensors; i++) {
         c->by_name[i] = &c->made->tensors[i];
     }
-    qsort(c->by_name, c->made->ntensors, sizeof *c->by_name, fc_order_named);
+    fc_sort_items(c->by_name, c->made->ntensors, sizeof *c->by_name, fc_order_named);
     return FC_OK;
 }
 

@@ -3,6 +3,7 @@
  */
 #include "move/chunks.h"
 
+#include "fsdpckpt/order.h"
 #include "fsdpckpt/try.h"
 #include "plan/box_text.h"
 #include "read/stored_chunk.h"
@@ -23,7 +24,7 @@ fc_code fc_chunk_walk_init(fc_chunk_walk *walk, const fc_target *target, const f
             walk->items[walk->nitems++] = &file->items[i];
         }
     }
-    qsort(walk->items, walk->nitems, sizeof *walk->items, compare_item_offsets);
+    fc_sort_items(walk->items, walk->nitems, sizeof *walk->items, compare_item_offsets);
     return FC_OK;
 }
 

@@ -196,7 +196,7 @@ static fc_code open_journal(fc_resume *r, const fc_resume_options *o, fc_error *
     if (r->any) {
         FC_TRY_GOTO(fc_resume_compare(j->identity, j->identity_size, &identity, r->folder, err), rc, out);
         FC_TRY_GOTO(load_sums(r, err), rc, out);
-        qsort(j->tiles, j->ntiles, sizeof *j->tiles, compare_tiles);
+        fc_sort_items(j->tiles, j->ntiles, sizeof *j->tiles, compare_tiles);
         report_done(r, o);
     } else {
         FC_TRY_GOTO(fc_tile_journal_begin(j, (const char *)identity.data, identity.size, err), rc, out);

@@ -76,7 +76,7 @@ static fc_code copy_headers(const fc_target *target, const fc_target_file *file,
         }
     }
     if (rc == FC_OK) {
-        qsort(items, count, sizeof *items, compare_ranges);
+        fc_sort_items(items, count, sizeof *items, compare_ranges);
         items[count++] = (range){size, size};
     }
     for (size_t i = 0; i < count && rc == FC_OK; i++) {

@@ -77,7 +77,7 @@ static fc_code select_chunks(fc_coverage *c, fc_error *err) {
             c->chunks[c->count++] = i;
         }
     }
-    qsort_r(c->chunks, c->count, sizeof *c->chunks, compare_chunks, c);
+    fc_sort_items_by(c->chunks, c->count, sizeof *c->chunks, compare_chunks, c);
     size_t kept = 0;
     for (size_t i = 0; i < c->count; i++) {
         if (kept == 0 || !same_box(tensor, c->chunks[kept - 1], c->chunks[i])) {
@@ -110,9 +110,7 @@ static fc_code select_from(fc_coverage *c, const fc_coverage *list, fc_error *er
     }
     const fc_box region = {c->tensor->ndim, c->low, sizes};
     FC_TRY(fc_coverage_visit(list, &region, add_chunk, c, err));
-    if (c->count > 0) {
-        qsort_r(c->chunks, c->count, sizeof *c->chunks, compare_chunks, c);
-    }
+    fc_sort_items_by(c->chunks, c->count, sizeof *c->chunks, compare_chunks, c);
     return FC_OK;
 }
 

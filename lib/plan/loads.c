@@ -106,7 +106,7 @@ fc_code fc_target_loads(const fc_target *target, uint64_t *loads, fc_error *err)
             order[count++] = (uint32_t)i;
         }
     }
-    qsort_r(order, count, sizeof *order, compare_alike, (void *)(uintptr_t)target);
+    fc_sort_items_by(order, count, sizeof *order, compare_alike, (void *)(uintptr_t)target);
     for (size_t i = 0, end; i < count; i = end) {
         for (end = i + 1; end < count && compare_alike(&order[i], &order[end], (void *)(uintptr_t)target) == 0; end++) {
         }

@@ -96,7 +96,7 @@ static bool any_rank(search *s, const fc_tensor *t, const fc_placement *placemen
             return false;
         }
     }
-    qsort_r(s->boxes, ranks, width * sizeof *s->boxes, fc_order_rows, &width);
+    fc_sort_items_by(s->boxes, ranks, width * sizeof *s->boxes, fc_order_rows, &width);
     for (size_t i = 0; i < t->nchunks; i++) {
         size_t low = 0;
         FC_BISECT(low, ranks, middle, fc_order_rows(s->boxes + middle * width, t->chunks[i].dims, &width) < 0);

@@ -52,7 +52,7 @@ static size_t find_axis(const fc_tensor *t, int d, int64_t *values) {
         }
     }
     if (!sorted) {
-        qsort(values, n, sizeof *values, fc_order_numbers);
+        fc_sort_items(values, n, sizeof *values, fc_order_numbers);
     }
     for (size_t i = 0; i < n; i++) {
         if (distinct == 0 || values[distinct - 1] != values[i]) {

@@ -88,7 +88,7 @@ static fc_code arrange_sections(const fc_checkpoint *source, const fc_selection 
         return FC_OK;
     }
     FC_TRY_CONTEXT(selection->traits->set_sections(tensors, count, err), err, "%s", source->path);
-    qsort(tensors, count, sizeof *tensors, compare_sections);
+    fc_sort_items(tensors, count, sizeof *tensors, compare_sections);
     return FC_OK;
 }
 

@@ -4,6 +4,7 @@
  */
 #include "recipe/group.h"
 
+#include "fsdpckpt/order.h"
 #include "fsdpckpt/try.h"
 
 #include <stdlib.h>
@@ -111,7 +112,7 @@ static bool find_extents(const fc_group_input *inputs, size_t count, list *l) {
 
 /* All patterns must have a tensor, for the same numbers 0, 1, 2, … of each variable. */
 static fc_code check_inputs(const fc_recipe *recipe, const fc_group *g, list *l, fc_error *err) {
-    qsort(g->inputs, g->ninputs, sizeof *g->inputs, fc_group_by_place);
+    fc_sort_items(g->inputs, g->ninputs, sizeof *g->inputs, fc_group_by_place);
     const size_t each = count_pattern(g, 0, 0);
     if (!find_extents(g->inputs, each, l)) {
         return missing(recipe, g, 0, err);

@@ -7,6 +7,7 @@
 
 #include "base/grow.h"
 #include "fsdpckpt/format.h"
+#include "fsdpckpt/order.h"
 #include "fsdpckpt/read.h"
 #include "fsdpckpt/try.h"
 
@@ -275,7 +276,7 @@ static fc_code share(fc_recipe_builder *b, fc_recipe_group *g, const run *r) {
 
 /* Adds the states of a group: first those that tell what the group makes. */
 static fc_code add_group_states(fc_recipe_builder *b, fc_recipe_group *g) {
-    qsort(g->states, g->nstates, sizeof *g->states, compare_state_kinds);
+    fc_sort_items(g->states, g->nstates, sizeof *g->states, compare_state_kinds);
     for (int shared = 0; shared < 2; shared++) {
         for (size_t i = 0, end; i < g->nstates; i = end) {
             for (end = i + 1; end < g->nstates && g->states[end].kind == g->states[i].kind; end++) {

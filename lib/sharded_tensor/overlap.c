@@ -187,7 +187,7 @@ static fc_code find_overlap(const fc_shard_metadata *shards, size_t count, int *
         sorted[i] = i;
     }
     order o = {shards, dims, ndims};
-    qsort_r(sorted, count, sizeof *sorted, compare_starts, &o);
+    fc_sort_items_by(sorted, count, sizeof *sorted, compare_starts, &o);
     *out = ndims == 1 ? find_1d(shards, sorted, count, dims[0]) : find_nd(shards, sorted, count, dims[0], active);
 out:
     free(sorted);

@@ -6,6 +6,7 @@
 
 #include "base/grow.h"
 #include "fsdpckpt/format.h"
+#include "fsdpckpt/order.h"
 #include "fsdpckpt/plan.h"
 #include "fsdpckpt/try.h"
 #include "io/file.h"
@@ -300,9 +301,7 @@ static int compare_region_offsets(const void *a, const void *b) {
 /* Sorts the regions by file. A record that several tensors share (tied weights, views) is read once. */
 static void sort_regions(fc_regions *r) {
     size_t kept = 0;
-    if (r->count > 0) {
-        qsort(r->items, r->count, sizeof *r->items, compare_region_offsets);
-    }
+    fc_sort_items(r->items, r->count, sizeof *r->items, compare_region_offsets);
     for (size_t i = 0; i < r->count; i++) {
         const fc_region *last = kept ? &r->items[kept - 1] : NULL;
         const fc_region *x = &r->items[i];

@@ -7,6 +7,7 @@
 #include "weights/adapter_patterns.h"
 
 #include "base/name_table.h"
+#include "fsdpckpt/order.h"
 #include "fsdpckpt/try.h"
 
 #include <ctype.h>
@@ -92,7 +93,7 @@ static fc_code list_plain(matcher *m) {
             m->longest = len > m->longest ? len : m->longest;
         }
     }
-    qsort(m->forms, m->nforms, sizeof *m->forms, compare_form_lengths);
+    fc_sort_items(m->forms, m->nforms, sizeof *m->forms, compare_form_lengths);
     m->first = fc_arena_calloc(m->arena, m->longest + 2, sizeof *m->first);
     for (size_t len = 0, at = 0; m->first && len < m->longest + 2; len++) {
         while (at < m->nforms && m->forms[at].len < len) {

@@ -6,6 +6,7 @@
 
 #include "base/checked.h"
 #include "fsdpckpt/box.h"
+#include "fsdpckpt/order.h"
 #include "fsdpckpt/try.h"
 #include "sharding/fqn.h"
 
@@ -170,7 +171,7 @@ static void order_children(fc_tree_builder *b, uint32_t parent, uint32_t *scratc
         }
         scratch[n++] = c;
     }
-    qsort_r(scratch, n, sizeof *scratch, compare_child_numbers, b->nodes);
+    fc_sort_items_by(scratch, n, sizeof *scratch, compare_child_numbers, b->nodes);
     /* Parameters follow. They are walked separately, so their order among the modules does not matter. */
     for (uint32_t c = b->nodes[parent].first, next; c != 0; c = next) {
         next = b->nodes[c].next;

@@ -152,6 +152,13 @@ def check_calls(root, build, problems):
     return used, defined
 
 
+def check_sorts(used, problems):
+    """qsort and bsearch have no behaviour defined for NULL, which an empty list often is. fsdpckpt/order.h defines one."""
+    for _, path, symbol in used:
+        if symbol in ("qsort", "qsort_r", "bsearch") and path != "lib/base/order.c":
+            problems.append(f"{path}: calls {symbol}: use fsdpckpt/order.h, which takes an empty list")
+
+
 def check_exports(build, used, defined, problems):
     """What the training library calls of the other one is exported by a shared library (cmake/exports.cmake)."""
     exported = set(re.findall(r"fc_\w+", open(os.path.join(build, "fsdpckpt.map"), encoding="utf-8").read()))
@@ -182,6 +189,7 @@ def main():
     check_names(root, problems)
     used, defined = check_calls(root, build, problems)
     calls = len(used)
+    check_sorts(used, problems)
     check_exports(build, used, defined, problems)
     check_programs(build, defined, problems)
     if files < 100 or calls < 1000:

@@ -9,6 +9,7 @@
 #include "hdf5/reader_process/links.h"
 
 #include "base/grow.h"
+#include "fsdpckpt/order.h"
 #include "hdf5/reader_process/child.h"
 
 #include <stdbool.h>
@@ -79,9 +80,7 @@ herr_t fc_h5_links_read(hid_t file, hid_t group, fc_h5_links *links) {
     if (before > 0) {
         set_cache(file, before);
     }
-    if (links->count > 1) {
-        qsort(links->items, links->count, sizeof *links->items, ordered ? compare_link_orders : compare_link_names);
-    }
+    fc_sort_items(links->items, links->count, sizeof *links->items, ordered ? compare_link_orders : compare_link_names);
     return rc;
 }
 

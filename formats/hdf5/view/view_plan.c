@@ -10,6 +10,7 @@
 #include "hdf5/view/view.h"
 
 #include "base/checked.h"
+#include "fsdpckpt/order.h"
 #include "fsdpckpt/plan.h"
 #include "fsdpckpt/try.h"
 
@@ -345,7 +346,7 @@ static fc_code plan_pieces(plan *p, fc_error *err) {
     p->bases = fc_arena_calloc(p->arena, p->nchunks, sizeof *p->bases);
     FC_NEED(p->bases, err, p->tensor->name);
     int ndim = p->tensor->ndim;
-    qsort_r(p->chunks, p->nchunks, sizeof *p->chunks, compare_chunk_columns, &ndim);
+    fc_sort_items_by(p->chunks, p->nchunks, sizeof *p->chunks, compare_chunk_columns, &ndim);
     FC_TRY(add_stacks(p, &i, err));
     for (; i < p->nchunks && !p->why; i++) {
         FC_TRY(add_strided(p, &p->chunks[i], err));

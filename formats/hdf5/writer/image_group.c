@@ -6,6 +6,7 @@
  */
 #include "hdf5/writer/image.h"
 
+#include "fsdpckpt/order.h"
 #include "fsdpckpt/try.h"
 #include "hdf5/object_header.h"
 
@@ -326,7 +327,7 @@ static fc_code store_links(fc_h5_image *image, const fc_h5_group *group, storage
     }
     out->heap = l.heap;
     out->orders = add_tree(&l, BY_ORDER);
-    qsort(l.records, l.count, sizeof *l.records, compare_record_hashes);
+    fc_sort_items(l.records, l.count, sizeof *l.records, compare_record_hashes);
     out->names = add_tree(&l, BY_NAME);
     free(l.records);
     return FC_OK;

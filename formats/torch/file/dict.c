@@ -50,9 +50,7 @@ bool fc_torch_dict_begin(torch_dict *dict, const fc_pickle *p, fc_pv v) {
         }
         dict->entries[dict->count++] = entry;
     }
-    if (dict->count > 1) {
-        qsort(dict->entries, dict->count, sizeof *dict->entries, compare_entries);
-    }
+    fc_sort_items(dict->entries, dict->count, sizeof *dict->entries, compare_entries);
     return dict->entries != NULL;
 }
 

@@ -94,7 +94,7 @@ static fc_code collect_storages(torch_file *f, uint64_t start, fc_error *err) {
         uint64_t size = dtype < FC_DTYPE_COUNT ? fc_dtype_size((fc_dtype)dtype) : 0;
         f->storages[kept++] = (torch_legacy_storage){item[2], (uint64_t)elements, size, 0};
     }
-    qsort_r(f->storages, kept, sizeof *f->storages, compare_storage_keys, f->pickle);
+    fc_sort_items_by(f->storages, kept, sizeof *f->storages, compare_storage_keys, f->pickle);
     for (size_t i = 0; i < kept; i++) { /* keeps each storage once */
         torch_legacy_storage *last = f->nstorages ? &f->storages[f->nstorages - 1] : NULL;
         if (!last || last->key != f->storages[i].key) {

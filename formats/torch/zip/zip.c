@@ -273,7 +273,7 @@ static int compare_folded_names(const void *a, const void *b) {
 }
 
 static fc_code check_record_names(fc_zip *zip, fc_error *err) {
-    qsort(zip->sorted, zip->nentries, sizeof *zip->sorted, compare_folded_names);
+    fc_sort_items(zip->sorted, zip->nentries, sizeof *zip->sorted, compare_folded_names);
     for (size_t i = 1; i < zip->nentries; i++) {
         const fc_zip_entry *a = zip->sorted[i - 1], *b = zip->sorted[i];
         if (compare_folded_names(&a, &b) == 0) {
@@ -283,7 +283,7 @@ static fc_code check_record_names(fc_zip *zip, fc_error *err) {
                            zip->path, b->header, a->name, same ? "" : " and ", same ? "" : b->name);
         }
     }
-    qsort(zip->sorted, zip->nentries, sizeof *zip->sorted, fc_order_named);
+    fc_sort_items(zip->sorted, zip->nentries, sizeof *zip->sorted, fc_order_named);
     return FC_OK;
 }
 
@@ -295,7 +295,7 @@ static fc_code check_records(fc_zip *zip, fc_error *err) {
     for (size_t i = 0; i < zip->nentries; i++) {
         FC_TRY(check_local_header(zip, &zip->entries[i], err));
     }
-    qsort(zip->sorted, zip->nentries, sizeof *zip->sorted, compare_entry_headers);
+    fc_sort_items(zip->sorted, zip->nentries, sizeof *zip->sorted, compare_entry_headers);
     if (zip->sorted[0]->header != zip->offset) {
         return damaged_archive(zip, 0, "it does not begin with its first record", err);
     }

@@ -38,7 +38,23 @@ FC_BEGIN_DECLS
 /** Compares the first `n` numbers of two rows. */
 int fc_order_row(const int64_t *a, const int64_t *b, size_t n);
 
-/** The functions of this kind have the type of a comparison of qsort. This one compares texts, or structs. */
+/** Two items compared: negative, 0 or positive. */
+typedef int fc_order_fn(const void *a, const void *b);
+
+/** Two items compared with the help of `context`. */
+typedef int fc_order_by_fn(const void *a, const void *b, void *context);
+
+/** qsort, which has no behaviour defined for NULL. `items` may be NULL if there are none. */
+void fc_sort_items(void *items, size_t count, size_t size, fc_order_fn *order);
+
+/** qsort_r, on the same terms. */
+void fc_sort_items_by(void *items, size_t count, size_t size, fc_order_by_fn *order, void *context);
+
+/** bsearch, on the same terms.
+ * @return the item that equals `key`, or NULL. */
+void *fc_find_item(const void *key, const void *items, size_t count, size_t size, fc_order_fn *order);
+
+/** The functions of this kind have the type fc_order_fn. This one compares texts, or structs. */
 int fc_order_texts(const void *a, const void *b);
 
 /** Compares pointers to structs. */
@@ -50,7 +66,7 @@ int fc_order_named_places(const void *a, const void *b);
 /** Compares numbers of the type int64_t. */
 int fc_order_numbers(const void *a, const void *b);
 
-/** A comparison of qsort_r: rows of `*(size_t *)width` numbers. */
+/** An fc_order_by_fn: rows of `*(size_t *)width` numbers. */
 int fc_order_rows(const void *a, const void *b, void *width);
 
 /** Sorts texts by their bytes. `texts` may be NULL if there are none. */

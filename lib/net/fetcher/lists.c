@@ -3,6 +3,8 @@
  */
 #include "net/fetcher/fetcher.h"
 
+#include "fsdpckpt/order.h"
+
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -205,9 +207,7 @@ bool list_take(fetcher *f, folder *d, transfer *t, fc_error *error) {
     }
     free(mark);
     if (!more) {
-        if (d->count > 0) {
-            qsort(d->entries, d->count, sizeof *d->entries, compare_entries);
-        }
+        fc_sort_items(d->entries, d->count, sizeof *d->entries, compare_entries);
         open_ahead(f, d);
         folder_end(f, d, NULL);
     }
