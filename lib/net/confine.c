@@ -19,6 +19,7 @@ bool fc_fetcher_confine(void) {
     static const int always[] = {
         SCMP_SYS(read),
         SCMP_SYS(write),
+        SCMP_SYS(pread64), /* what is sent, from files that it was handed */
         SCMP_SYS(readv),
         SCMP_SYS(writev),
         SCMP_SYS(recvfrom),

@@ -9,7 +9,7 @@
 #include <stdint.h>
 
 /** The version of this interface and of wire.h. */
-enum { FC_NET_ABI = 1 };
+enum { FC_NET_ABI = 2 };
 
 #define FC_NET_SYMBOL fc_net_module_table
 #define FC_NET_SYMBOL_NAME "fc_net_module_table"

@@ -86,7 +86,7 @@ static void __attribute__((noreturn)) become(const fc_net_module *module, int re
 /* The fetcher is a grandchild, so that this process, which may wait for children of its own, never sees it end. It ends
    when the last copy of the other end of its socket is closed. */
 static fc_code start(const fc_net_module *module, int *out, fc_error *err) {
-    static const char cannot[] = "the process that reads from servers cannot be started";
+    static const char cannot[] = "the process that talks to servers cannot be started";
     int ends[2];
     if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) {
         return fc_fail_errno(err, errno, cannot);

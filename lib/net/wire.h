@@ -1,7 +1,7 @@
 /*
  * What a process asks of its fetcher, and what the fetcher answers. Requests are messages on SOCK_SEQPACKET sockets:
- * one for names, and one for each open file. Each carries a socket of its own for the answer, so any number of threads
- * can ask at once.
+ * one for names, and one for each open file and each upload. Each carries a socket of its own for the answer, so any
+ * number of threads can ask at once.
  */
 #pragma once
 
@@ -16,14 +16,24 @@ typedef enum fc_net_request_kind {
     FC_NET_LIST,     /**< name: FC_NET_NAME for each entry, then FC_NET_DONE */
     FC_NET_OPEN,     /**< name; the message also has the fetcher's end of the file's socket */
     FC_NET_READ,     /**< bytes of an open file: FC_NET_DATA until all are sent, then FC_NET_DONE */
-    FC_NET_HOST      /**< name is "host:port:addresses" for CURLOPT_RESOLVE, or "host:port" if it has no address; no
+    FC_NET_HOST,     /**< name is "host:port:addresses" for CURLOPT_RESOLVE, or "host:port" if it has no address; no
                           answer */
+
+    /* What is written */
+    FC_NET_BEGIN,    /**< name; the message also has the fetcher's end of the upload's socket */
+    FC_NET_PART,     /**< of an upload: `length` bytes at `offset` of the file that the message has are part `part` */
+    FC_NET_COMPLETE, /**< of an upload: of the parts 1 to `part`; `flag`: only if there is no such object */
+    FC_NET_ABORT,    /**< of an upload */
+    FC_NET_WHOLE,    /**< name; the message also has the file, of `length` bytes; `flag` as above */
+    FC_NET_DELETE,   /**< name */
+    FC_NET_CLEAR     /**< name; `flag`: it is a folder. `size` of the answer says how many uploads were aborted */
 } fc_net_request_kind;
 
 typedef struct fc_net_request {
     uint32_t kind;
     uint32_t name_size;
     uint64_t offset, length;
+    uint32_t part, flag;
     char name[FC_NET_MOST_NAME + 1]; /**< only name_size bytes are sent, without a NUL */
 } fc_net_request;
 
@@ -32,10 +42,11 @@ typedef struct fc_net_request {
 typedef enum fc_net_answer_kind {
     FC_NET_DONE = 1,
     FC_NET_MISSING,
-    FC_NET_DATA,  /**< `size` bytes follow */
-    FC_NET_NAME,  /**< text: the name of an entry */
-    FC_NET_WHERE, /**< text: "host:port", whose addresses the fetcher needs to go on */
-    FC_NET_ERROR  /**< code and text */
+    FC_NET_EXISTS, /**< an object that must be new exists already */
+    FC_NET_DATA,   /**< `size` bytes follow */
+    FC_NET_NAME,   /**< text: the name of an entry */
+    FC_NET_WHERE,  /**< text: "host:port", whose addresses the fetcher needs to go on */
+    FC_NET_ERROR   /**< code and text */
 } fc_net_answer_kind;
 
 typedef struct fc_net_answer {

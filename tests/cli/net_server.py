@@ -47,6 +47,17 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.close_connection = True
         self.connection.close()
 
+    def do_other(self):
+        """Methods that only the server's `answer` knows. It reads the body."""
+        with self.server.lock:
+            self.server.requests.append((self.path.split("?")[0], None, dict(self.headers), time.monotonic()))
+        time.sleep(self.server.delay)
+        if not (self.server.answer and self.server.answer(self)):
+            self.close_connection = True  # with a body that was not read
+            self.plain(405)
+
+    do_HEAD = do_PUT = do_POST = do_DELETE = do_other
+
     def do_GET(self):
         server = self.server
         path = self.path.split("?")[0]

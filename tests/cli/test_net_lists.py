@@ -3,7 +3,6 @@
 that Amazon publishes; moto, an implementation of S3 in Python, is asked, too, if FSDPCKPT_MOTO names a Python that has it."""
 
 import hashlib
-import hmac
 import json
 import os
 import re
@@ -15,25 +14,8 @@ from xml.sax.saxutils import escape
 
 import net_server
 from harness import CORPUS
+from s3_server import BUCKET, KEY, REGION, SECRET, TOKEN, signature
 from test_net import Net, file_of, folder_of
-
-KEY, SECRET, TOKEN, REGION = "AKIAEXAMPLE", "secret+/key", "session/token==", "eu-north-1"
-BUCKET = "models"
-
-
-def signature(method, raw_path, headers, signed, date, region, secret):
-    """AWS Signature Version 4, as documented."""
-    path, _, query = raw_path.partition("?")
-    canonical_query = "&".join(sorted(query.split("&"))) if query else ""
-    lines = "".join("%s:%s\n" % (name, " ".join(headers[name].split())) for name in signed)
-    request = "\n".join([method, path, canonical_query, lines, ";".join(signed), headers["x-amz-content-sha256"]])
-    scope = "%s/%s/s3/aws4_request" % (date[:8], region)
-    text = "\n".join(["AWS4-HMAC-SHA256", date, scope, hashlib.sha256(request.encode()).hexdigest()])
-    key = ("AWS4" + secret).encode()
-    for part in (date[:8], region, "s3", "aws4_request", text):
-        key = hmac.new(key, part.encode(), hashlib.sha256).digest()
-    return key.hex()
-
 
 class Bucket:
     """Answers lists and checks signatures; net_server answers objects."""

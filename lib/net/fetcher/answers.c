@@ -59,7 +59,7 @@ static bool parse_range(response *a, const char *text) {
 
 static void fail(transfer *t, fc_code code, const char *what) {
     if (t->error.code == FC_OK) {
-        fc_fail(&t->error, code, "%s: %s", t->object ? t->object->name : t->folder->name, what);
+        fc_fail(&t->error, code, "%s: %s", transfer_name(t), what);
     }
 }
 
@@ -109,6 +109,8 @@ size_t answer_take_header(char *line, size_t size, size_t count, void *context) 
         a->has_range = parse_range(a, value);
     } else if ((value = value_of(text, "content-encoding")) != NULL) {
         a->encoded = strcasecmp(value, "identity") != 0;
+    } else if ((value = value_of(text, "content-length")) != NULL) {
+        a->length = take_number(&value, &a->length) ? a->length : 0;
     } else if ((value = value_of(text, "etag")) != NULL) {
         keep(a->etag, sizeof a->etag, value);
     } else if ((value = value_of(text, "last-modified")) != NULL) {

@@ -27,6 +27,9 @@ enum {
     MOST_INDEXED = 20000,   /* files of an index */
     FRESH_MS = 1000,        /* for so long, a command that is given a name twice asks once */
     MOST_AHEAD = 256,       /* files that are opened before they are asked for */
+    MOST_PARTS = 10000,     /* of an upload */
+    MOST_ANSWER = 64 << 10, /* bytes that a server says about what is written, except lists */
+    MD5_BYTES = 16,
 };
 
 /* What is known of an object or a folder. */
@@ -82,10 +85,37 @@ typedef struct folder {
     waiter *waiters;
 } folder;
 
-/* An open file. */
+/* A part that the server has. */
+typedef struct sent_part {
+    char *etag; /* NULL: it has not */
+    uint64_t size;
+} sent_part;
+
+/* An object that is sent in parts. */
+typedef struct upload {
+    char *name;
+    char *id; /* as the server calls it; NULL: it does not know it */
+    sent_part *parts;
+    size_t capacity;
+    bool open;  /* it has a socket */
+    bool ended; /* the server knows it no more */
+} upload;
+
+/* The uploads of other runs, which are aborted. */
+typedef struct clearing {
+    char *name;
+    int answer; /* socket */
+    bool is_folder;
+    size_t pending; /* transfers */
+    size_t count, pages;
+    fc_error error; /* the first one */
+} clearing;
+
+/* An open file, or an upload. */
 typedef struct opened_file {
     int socket;
-    object *object;
+    object *object; /* NULL: it is an upload */
+    upload *upload;
 } opened_file;
 
 /* What the headers of the answer in progress say. */
@@ -94,6 +124,7 @@ typedef struct response {
     long status;
     bool has_range, encoded;
     uint64_t first, last, total;
+    uint64_t length; /* of the body */
     char etag[MOST_ETAG], modified[MOST_ETAG];
     char location[MOST_URL];
     char next[MOST_URL]; /* of a list: the URL of the next page (Link) */
@@ -101,7 +132,37 @@ typedef struct response {
     bool checked;
 } response;
 
-typedef enum transfer_kind { FOR_HEAD, FOR_RANGE, FOR_PAGE } transfer_kind;
+typedef enum transfer_kind {
+    FOR_HEAD,
+    FOR_RANGE,
+    FOR_PAGE,
+    /* These have an `outgoing`. */
+    FOR_BEGIN,
+    FOR_PART,
+    FOR_COMPLETE,
+    FOR_ABORT,
+    FOR_WHOLE,
+    FOR_DELETE,
+    FOR_UPLOADS, /* a page of the uploads of a bucket */
+    FOR_PROBE,   /* whether an object exists that must be new; `next` is done then */
+    FOR_PROOF    /* whether the object is the one that `next` sent, whose answer was lost */
+} transfer_kind;
+
+/* What a transfer has that writes. */
+typedef struct outgoing {
+    char *name;
+    upload *upload;     /* or NULL */
+    clearing *clearing; /* or NULL */
+    char *id;           /* FOR_ABORT of another run's upload */
+    char *text;         /* FOR_COMPLETE: what is sent */
+    int file;           /* FOR_PART and FOR_WHOLE: what is sent is there, or -1 */
+    uint64_t sent;      /* bytes of this try */
+    unsigned part;      /* FOR_PART: its number; FOR_COMPLETE: how many there are */
+    bool only_new;
+    bool probed; /* there was no such object before */
+    bool exists; /* there is one */
+    transfer_kind next;
+} outgoing;
 
 typedef enum transfer_state { WAITS, NEEDS_HOST, RUNS } transfer_state;
 
@@ -111,10 +172,11 @@ typedef struct transfer {
     transfer_state progress;
     object *object; /* FOR_HEAD and FOR_RANGE */
     folder *folder; /* FOR_PAGE, and the one that wants the object or NULL */
-    int reply;      /* FOR_RANGE: socket; also where an address is asked for; else -1 */
+    outgoing *out;  /* NULL: it reads */
+    int reply;      /* FOR_RANGE and what is written: socket; also where an address is asked for; else -1 */
     char *url;
     uint64_t offset, length, done;
-    unsigned char *body; /* FOR_HEAD and FOR_PAGE: `done` bytes */
+    unsigned char *body; /* what the server sent, except FOR_RANGE: `done` bytes */
     size_t capacity;
     int tries, redirects;
     bool plain_http; /* the name has http://, so it may stay there */
@@ -145,7 +207,8 @@ typedef struct fetcher {
     host_line *hosts;
     opened_file *files;
     size_t nfiles, capacity;
-    size_t heads; /* bytes */
+    int64_t leaves; /* who asked has gone: when the fetcher ends; 0: it is there */
+    size_t heads;   /* bytes */
     uint64_t clock, random;
 } fetcher;
 
@@ -191,11 +254,17 @@ void object_tell(object *o, int answer);
 void object_end_waiters(fetcher *f, object *o);
 void waiters_retry(fetcher *f, waiter *first);
 uint64_t object_identity(const object *o);
+/* Why nothing can be asked about a name. @return false if it can */
+bool name_is_refused(const fetcher *f, const char *name, fc_error *error);
+/* Makes a socket that of an open file or upload. @return false: out of memory */
+bool fetcher_add_file(fetcher *f, opened_file file);
 
 /* ---- refresh.c ---- */
 
 /* A person gives the name: what was known of it for a while, or was not there, is asked for again. */
 void fetcher_forget(fetcher *f, const char *name);
+/* An object was written or deleted: what was known of it is wrong. */
+void fetcher_forget_now(fetcher *f, const char *name);
 
 /* ---- folders.c ---- */
 
@@ -223,9 +292,60 @@ bool list_ask(fetcher *f, folder *d, const char *mark);
 /* Takes a page. @return false after setting `error` */
 bool list_take(fetcher *f, folder *d, transfer *t, fc_error *error);
 
+/* ---- xml.c ---- */
+
+/* Finds a tag, which begins with '<'. */
+const char *xml_find(const char *text, const char *tag);
+/* @return the text of the next element after `at`, which moves behind it; NULL: there is none */
+char *xml_next_text(const char **at, const char *open, const char *close);
+
+/* ---- upload_requests.c ---- */
+
+/* Takes a request to write something. Owns the descriptors. */
+void upload_request(fetcher *f, const fc_net_request *request, int answer, int extra);
+/* The same of an upload that was begun. */
+void upload_request_of(fetcher *f, upload *u, const fc_net_request *request, int answer, int extra);
+/* The socket of an upload was closed. */
+void upload_closed(fetcher *f, upload *u);
+/* Frees an upload that nothing uses any more. */
+void upload_release(const fetcher *f, upload *u);
+/* Makes a transfer that writes. Owns the descriptors. @return NULL after answering that it cannot */
+transfer *upload_transfer(fetcher *f, transfer_kind purpose, const char *name, int answer, int file);
+/* Sets the URL of a transfer for another purpose. It begins at once. @return false after setting t->error */
+bool upload_turn(const fetcher *f, transfer *t, transfer_kind purpose);
+bool upload_set_url(transfer *t, const char *url);
+/* Writes the URL of a page of uploads. @param marks as in the page before, or NULL */
+bool upload_list_url(const fetcher *f, const clearing *c, const char *key, const char *id, char url[MOST_URL]);
+void outgoing_free(outgoing *out);
+
+/* ---- uploads.c ---- */
+
+/* Judges what a server answers to a transfer that writes. */
+void upload_judge(fetcher *f, transfer *t);
+/* A transfer that writes has ended, with t->error or with success: tells who asked. */
+void upload_ended(fetcher *f, transfer *t);
+
+/* ---- md5.c ---- */
+
+typedef struct md5 {
+    uint32_t state[4];
+    uint64_t size;
+    unsigned char block[64];
+} md5;
+
+void md5_begin(md5 *m);
+void md5_add(md5 *m, const void *bytes, size_t size);
+void md5_end(md5 *m, unsigned char out[MD5_BYTES]);
+
 /* ---- transfers.c ---- */
 
 transfer *transfer_new(fetcher *f, transfer_kind purpose, const char *url);
+void transfer_free(fetcher *f, transfer *t);
+/* Ends a transfer with t->error, or with success. */
+void transfer_end(fetcher *f, transfer *t);
+void transfer_fail(fetcher *f, transfer *t, fc_code code, const char *what);
+/* Begins it again after a pause, unless that was done often. */
+void transfer_repeat(fetcher *f, transfer *t, int64_t server_asks_ms, const char *why);
 void transfers_start(fetcher *f);
 /* Takes finished ones. @return whether there were any */
 bool transfers_finish(fetcher *f);

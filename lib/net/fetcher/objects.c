@@ -109,7 +109,7 @@ void object_tell(object *o, int answer) {
                  NULL, 0);
 }
 
-static bool add_file(fetcher *f, int socket, object *o) {
+bool fetcher_add_file(fetcher *f, opened_file file) {
     if (f->nfiles == f->capacity) {
         const size_t capacity = f->capacity ? 2 * f->capacity : 16;
         opened_file *more = realloc(f->files, capacity * sizeof *more);
@@ -119,7 +119,7 @@ static bool add_file(fetcher *f, int socket, object *o) {
         f->files = more;
         f->capacity = capacity;
     }
-    f->files[f->nfiles++] = (opened_file){socket, o};
+    f->files[f->nfiles++] = file;
     return true;
 }
 
@@ -162,7 +162,7 @@ static bool answer_known(fetcher *f, fc_net_request_kind kind, object *o, int an
         send_missing(answer);
         return false;
     }
-    const bool opened = kind == FC_NET_OPEN && socket >= 0 && add_file(f, socket, o);
+    const bool opened = kind == FC_NET_OPEN && socket >= 0 && fetcher_add_file(f, (opened_file){socket, o, NULL});
     object_tell(o, answer);
     return opened;
 }
@@ -231,8 +231,7 @@ static bool request_in_folder(fetcher *f, folder *d, const char *name, const cha
     return true;
 }
 
-/* Why nothing can be asked about a name. @return false if it can */
-static bool is_refused(const fetcher *f, const char *name, fc_error *error) {
+bool name_is_refused(const fetcher *f, const char *name, fc_error *error) {
     const provider p = name_provider(name);
     const char *wrong = p == PROVIDER_HUB ? f->setup.wrong_hub : p == PROVIDER_HTTP ? "" : f->setup.wrong_bucket;
     *error = f->failed;
@@ -243,7 +242,7 @@ void object_request(fetcher *f, fc_net_request_kind kind, const char *name, int 
     const char *rest = "";
     folder *d = folder_of(f, name, &rest);
     fc_error error;
-    if (is_refused(f, name, &error)) {
+    if (name_is_refused(f, name, &error)) {
         fetcher_send_error(answer, &error);
         close_both(answer, socket);
     } else if (d && d->state == STATE_ASKED) {

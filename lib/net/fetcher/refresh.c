@@ -13,8 +13,8 @@ static bool are_related(const char *a, const char *b) {
     return strncmp(a, b, least) == 0 && (n == m || (n > m ? a[m] : b[n]) == '/');
 }
 
-static bool is_outdated(knowledge state, int64_t known_since) {
-    return state != STATE_NEW && state != STATE_ASKED && fetcher_now() - known_since > FRESH_MS;
+static bool is_outdated(knowledge state, int64_t known_since, int64_t fresh_ms) {
+    return state != STATE_NEW && state != STATE_ASKED && fetcher_now() - known_since > fresh_ms;
 }
 
 static bool object_is_used(const fetcher *f, const object *o) {
@@ -53,10 +53,10 @@ static void free_folder(folder *d) {
     free(d);
 }
 
-static void forget_objects(fetcher *f, const char *name) {
+static void forget_objects(fetcher *f, const char *name, int64_t fresh_ms) {
     for (object **at = &f->objects; *at;) {
         object *o = *at;
-        o->forgotten = o->forgotten || (are_related(o->name, name) && is_outdated(o->state, o->known_since));
+        o->forgotten = o->forgotten || (are_related(o->name, name) && is_outdated(o->state, o->known_since, fresh_ms));
         if (o->forgotten && !object_is_used(f, o)) {
             *at = o->next;
             free_object(f, o);
@@ -66,10 +66,10 @@ static void forget_objects(fetcher *f, const char *name) {
     }
 }
 
-static void forget_folders(fetcher *f, const char *name) {
+static void forget_folders(fetcher *f, const char *name, int64_t fresh_ms) {
     for (folder **at = &f->folders; *at;) {
         folder *d = *at;
-        d->forgotten = d->forgotten || (are_related(d->name, name) && is_outdated(d->state, d->known_since));
+        d->forgotten = d->forgotten || (are_related(d->name, name) && is_outdated(d->state, d->known_since, fresh_ms));
         if (d->forgotten && !folder_is_used(f, d)) {
             *at = d->next;
             free_folder(d);
@@ -95,6 +95,11 @@ static void forget_hosts(fetcher *f) {
 
 void fetcher_forget(fetcher *f, const char *name) {
     forget_hosts(f);
-    forget_folders(f, name);
-    forget_objects(f, name);
+    forget_folders(f, name, FRESH_MS);
+    forget_objects(f, name, FRESH_MS);
+}
+
+void fetcher_forget_now(fetcher *f, const char *name) {
+    forget_folders(f, name, -1);
+    forget_objects(f, name, -1);
 }

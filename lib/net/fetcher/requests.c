@@ -7,12 +7,15 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum {
     CONNECT_MS = 20000,
     SLOW_SECONDS = 30, /* with less than SLOW_BYTES a second, a transfer is repeated */
     SLOW_BYTES = 1 << 10,
+    SLOW_COMPLETE_SECONDS = 600, /* a server may copy all parts */
     MOST_ERROR_BODY = 64 << 10,
+    EXPECT_MS = 200, /* for so long, a body waits for the server to want it; not all servers say that */
 };
 
 static bool add_header(transfer *t, const char *name, const char *value) {
@@ -28,6 +31,10 @@ bool transfer_is_of_bucket(const transfer *t) {
     return p == PROVIDER_S3 || p == PROVIDER_GS;
 }
 
+static bool sends_body(const transfer *t) {
+    return t->purpose == FOR_PART || t->purpose == FOR_WHOLE || t->purpose == FOR_COMPLETE;
+}
+
 /* Credentials are for the server that the user named, and not for one to which it redirects. */
 static bool add_credentials(const fetcher *f, transfer *t, const char *where) {
     const fc_net_setup *s = &f->setup;
@@ -41,13 +48,25 @@ static bool add_credentials(const fetcher *f, transfer *t, const char *where) {
     if (!transfer_is_of_bucket(t) || !s->key[0]) {
         return true;
     }
-    /* libcurl signs these, too; it would leave the port out. The sum is that of no bytes. */
+    /* libcurl signs these, too; it would leave the port out. What is sent is signed by TLS. */
     const char *port = strrchr(where, ':');
     const bool usual = strcmp(port, strncmp(t->url, "https", 5) == 0 ? ":443" : ":80") == 0;
     snprintf(text, sizeof text, "%.*s", (int)(usual ? (size_t)(port - where) : strlen(where)), where);
     return add_header(t, "Host", text) &&
-           add_header(t, "X-Amz-Content-Sha256", "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855") &&
+           add_header(t, "X-Amz-Content-Sha256",
+                      sends_body(t) ? "UNSIGNED-PAYLOAD"
+                                    : "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855") &&
            (!s->token[0] || add_header(t, "X-Amz-Security-Token", s->token));
+}
+
+/* The type of an object is that of the request that makes it. */
+static bool add_outgoing_headers(transfer *t) {
+    const transfer_kind p = t->purpose;
+    const char *type = p == FOR_BEGIN || p == FOR_WHOLE ? "application/octet-stream"
+                       : p == FOR_COMPLETE              ? "application/xml"
+                                                        : NULL;
+    const bool only_new = (p == FOR_COMPLETE || p == FOR_WHOLE) && t->out->only_new && !t->out->probed;
+    return (!type || add_header(t, "Content-Type", type)) && (!only_new || add_header(t, "If-None-Match", "*"));
 }
 
 static bool make_headers(const fetcher *f, transfer *t, const char *where) {
@@ -55,7 +74,8 @@ static bool make_headers(const fetcher *f, transfer *t, const char *where) {
     const bool pinned = v && (t->purpose == FOR_RANGE || t->done > 0);
     curl_slist_free_all(t->headers);
     t->headers = NULL;
-    bool good = add_header(t, "Accept-Encoding", "identity") && add_credentials(f, t, where);
+    bool good = add_header(t, "Accept-Encoding", "identity") && add_credentials(f, t, where) &&
+                (!t->out || add_outgoing_headers(t));
     if (pinned && v->etag[0] == '"') { /* a weak one matches nothing */
         good = good && add_header(t, "If-Match", v->etag);
     } else if (pinned && !v->etag[0] && v->modified[0]) {
@@ -64,9 +84,39 @@ static bool make_headers(const fetcher *f, transfer *t, const char *where) {
     return good;
 }
 
+/* Adds bytes to the body. @param wanted room for it */
+static bool keep_body(transfer *t, const char *bytes, size_t n, size_t wanted) {
+    if (t->done + n + 1 > t->capacity) {
+        unsigned char *more = realloc(t->body, wanted);
+        if (!more) {
+            (void)fc_no_memory(&t->error, transfer_name(t));
+            return false;
+        }
+        t->body = more;
+        t->capacity = wanted;
+    }
+    memcpy(t->body + t->done, bytes, n);
+    t->done += n;
+    t->body[t->done] = '\0';
+    return true;
+}
+
+static size_t refuse_more(transfer *t) {
+    (void)fc_fail(&t->error, FC_ECORRUPT, "%s: the server sent more bytes than it was asked for", transfer_name(t));
+    return 0;
+}
+
 static size_t take_body(char *bytes, size_t size, size_t count, void *context) {
     transfer *t = context;
     const size_t n = size * count;
+    const bool good = t->answer.status / 100 == 2;
+    if (t->out) { /* also what it says of an error */
+        const uint64_t most = good && t->purpose == FOR_UPLOADS ? MOST_PAGE : MOST_ANSWER;
+        if (n > most - t->done) {
+            return good ? refuse_more(t) : 0;
+        }
+        return keep_body(t, bytes, n, 2 * (t->done + n) + 1) ? n : 0;
+    }
     if (t->answer.status != 200 && t->answer.status != 206) {
         t->answer.bytes += n; /* a page for people */
         return t->answer.bytes < MOST_ERROR_BODY + MOST_HEADER_BYTES ? n : 0;
@@ -76,37 +126,79 @@ static size_t take_body(char *bytes, size_t size, size_t count, void *context) {
     }
     if (t->purpose == FOR_RANGE) {
         if (n > t->length - t->done) {
-            fc_fail(&t->error, FC_ECORRUPT, "%s: the server sent more bytes than it was asked for", transfer_name(t));
-            return 0;
+            return refuse_more(t);
         }
         t->done += n;
         return fetcher_send(t->reply, (fc_net_answer){.kind = FC_NET_DATA, .size = n}, bytes, n) ? n : 0;
     }
     const uint64_t most = t->purpose == FOR_HEAD ? t->length : MOST_PAGE;
     if (n > most - t->done) {
-        fc_fail(&t->error, FC_ECORRUPT, "%s: the server sent more bytes than it was asked for", transfer_name(t));
+        return refuse_more(t);
+    }
+    return keep_body(t, bytes, n, t->purpose == FOR_HEAD ? t->length + 1 : 2 * (t->done + n) + 1) ? n : 0;
+}
+
+/* ---- what is sent ---- */
+
+static size_t give_body(char *out, size_t size, size_t count, void *context) {
+    transfer *t = context;
+    outgoing *o = t->out;
+    const uint64_t left = t->length - o->sent;
+    const size_t n = left < size * count ? (size_t)left : size * count;
+    if (o->text) {
+        memcpy(out, o->text + o->sent, n);
+        o->sent += n;
+        return n;
+    }
+    const ssize_t got = n > 0 ? pread(o->file, out, n, (off_t)(t->offset + o->sent)) : 0;
+    if (got < 0 || (got == 0 && n > 0)) {
+        (void)fc_fail(&t->error, FC_EIO, "%s: the bytes that are to be sent cannot be read", o->name);
+        return CURL_READFUNC_ABORT;
+    }
+    o->sent += (uint64_t)got;
+    return (size_t)got;
+}
+
+/* libcurl sends again what went into a connection that the server had closed. */
+static int seek_body(void *context, curl_off_t offset, int origin) {
+    transfer *t = context;
+    if (origin != SEEK_SET || offset < 0 || (uint64_t)offset > t->length) {
+        return CURL_SEEKFUNC_FAIL;
+    }
+    t->out->sent = (uint64_t)offset;
+    return CURL_SEEKFUNC_OK;
+}
+
+static int set_outgoing(transfer *t) {
+    static const char *const methods[] = {[FOR_BEGIN] = "POST",   [FOR_PART] = "PUT",  [FOR_COMPLETE] = "POST",
+                                          [FOR_ABORT] = "DELETE", [FOR_WHOLE] = "PUT", [FOR_DELETE] = "DELETE"};
+    const transfer_kind p = t->purpose;
+    CURL *e = t->easy;
+    int rc = 0;
+    if (p == FOR_PROBE || p == FOR_PROOF) {
+        return (int)curl_easy_setopt(e, CURLOPT_NOBODY, 1L);
+    }
+    if (p == FOR_UPLOADS) {
         return 0;
     }
-    if (t->done + n + 1 > t->capacity) {
-        const size_t wanted = t->purpose == FOR_HEAD ? t->length + 1 : 2 * (t->done + n) + 1;
-        unsigned char *more = realloc(t->body, wanted);
-        if (!more) {
-            (void)fc_no_memory(&t->error, transfer_name(t));
-            return 0;
-        }
-        t->body = more;
-        t->capacity = wanted;
+    if (p != FOR_ABORT && p != FOR_DELETE) {
+        rc |= curl_easy_setopt(e, CURLOPT_UPLOAD, 1L);
+        rc |= curl_easy_setopt(e, CURLOPT_INFILESIZE_LARGE, (curl_off_t)(sends_body(t) ? t->length : 0));
+        rc |= curl_easy_setopt(e, CURLOPT_EXPECT_100_TIMEOUT_MS, (long)EXPECT_MS);
+        rc |= curl_easy_setopt(e, CURLOPT_UPLOAD_BUFFERSIZE, 256L << 10);
+        rc |= curl_easy_setopt(e, CURLOPT_READFUNCTION, give_body);
+        rc |= curl_easy_setopt(e, CURLOPT_READDATA, t);
+        rc |= curl_easy_setopt(e, CURLOPT_SEEKFUNCTION, seek_body);
+        rc |= curl_easy_setopt(e, CURLOPT_SEEKDATA, t);
     }
-    memcpy(t->body + t->done, bytes, n);
-    t->done += n;
-    t->body[t->done] = '\0';
-    return n;
+    return rc | curl_easy_setopt(e, CURLOPT_CUSTOMREQUEST, methods[p]);
 }
 
 static bool set_options(const fetcher *f, transfer *t) {
     char range[64];
     CURL *e = t->easy;
-    const long slow = (long)SLOW_SECONDS * f->setup.pace / 100;
+    const long usual = t->purpose == FOR_COMPLETE ? SLOW_COMPLETE_SECONDS : SLOW_SECONDS;
+    const long slow = usual * f->setup.pace / 100;
     snprintf(range, sizeof range, "%" PRIu64 "-%" PRIu64, t->offset + t->done, t->offset + t->length - 1);
     int rc = 0;
     rc |= curl_easy_setopt(e, CURLOPT_URL, t->url);
@@ -126,7 +218,9 @@ static bool set_options(const fetcher *f, transfer *t) {
     rc |= curl_easy_setopt(e, CURLOPT_HEADERDATA, t);
     rc |= curl_easy_setopt(e, CURLOPT_WRITEFUNCTION, take_body);
     rc |= curl_easy_setopt(e, CURLOPT_WRITEDATA, t);
-    if (t->purpose != FOR_PAGE) {
+    if (t->out) {
+        rc |= set_outgoing(t);
+    } else if (t->purpose != FOR_PAGE) {
         rc |= curl_easy_setopt(e, CURLOPT_RANGE, range);
     }
     if (f->certificates) {

@@ -10,7 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { DESCRIPTORS = 2, MOST_MESSAGES = 64 };
+enum { DESCRIPTORS = 2, MOST_MESSAGES = 64, LEAVE_MS = 10000 };
 
 int64_t fetcher_now(void) {
     struct timespec t;
@@ -69,6 +69,32 @@ static ssize_t receive(int socket, fc_net_request *request, int descriptors[DESC
     return n;
 }
 
+static void close_file(fetcher *f, opened_file *file) {
+    if (file->socket >= 0) {
+        close(file->socket);
+        file->socket = -1;
+        if (file->upload) {
+            upload_closed(f, file->upload);
+        }
+    }
+}
+
+/* Who asked has ended. Nothing is done any more, except that its uploads are aborted. */
+static void prepare_to_leave(fetcher *f) {
+    for (size_t i = 0; i < f->nfiles; i++) {
+        close_file(f, &f->files[i]);
+    }
+    f->leaves = fetcher_now() + LEAVE_MS;
+}
+
+static bool has_uploads(const fetcher *f) {
+    bool has = false;
+    for (const transfer *t = f->transfers; t && !has; t = t->next) {
+        has = t->purpose == FOR_BEGIN || t->purpose == FOR_ABORT;
+    }
+    return has;
+}
+
 static void take_request(fetcher *f, int index) {
     fc_net_request request;
     int descriptors[DESCRIPTORS];
@@ -79,22 +105,26 @@ static void take_request(fetcher *f, int index) {
             return;
         }
         if (n == 0) {
-            if (!from) {
-                _exit(0);
+            if (from) {
+                close_file(f, from);
+            } else {
+                prepare_to_leave(f);
             }
-            close(from->socket);
-            from->socket = -1;
             return;
         }
         if (request.kind == FC_NET_HOST) {
             transfers_host_known(f, request.name);
         } else if (descriptors[0] < 0) {
             return; /* nobody to answer */
+        } else if (from && from->upload) {
+            upload_request_of(f, from->upload, &request, descriptors[0], descriptors[1]);
         } else if (from && request.kind == FC_NET_READ) {
             object_read(f, from->object, request.offset, request.length, descriptors[0]);
         } else if (from) {
             object_tell(from->object, descriptors[0]);
             close(descriptors[0]);
+        } else if (request.kind >= FC_NET_BEGIN) {
+            upload_request(f, &request, descriptors[0], descriptors[1]);
         } else {
             if (request.kind == FC_NET_LOOK) {
                 fetcher_forget(f, request.name);
@@ -118,8 +148,8 @@ static void drop_closed(fetcher *f) {
 
 /* Waits for requests, servers or time. @return false: out of memory */
 static bool wait_and_take(fetcher *f) {
-    const size_t count = f->nfiles + 1;
-    struct curl_waitfd *fds = calloc(count, sizeof *fds);
+    const size_t count = f->leaves ? 0 : f->nfiles + 1;
+    struct curl_waitfd *fds = calloc(f->nfiles + 1, sizeof *fds);
     int ready = 0;
     if (!fds) {
         return false;
@@ -148,6 +178,9 @@ int fetcher_serve(void *state) {
             transfers_start(f);
             curl_multi_perform(f->multi, &running);
             again = transfers_finish(f);
+        }
+        if (f->leaves && (!has_uploads(f) || fetcher_now() > f->leaves)) {
+            return 0;
         }
         if (!wait_and_take(f)) {
             return 1;

@@ -19,7 +19,7 @@ enum {
 };
 
 const char *transfer_name(const transfer *t) {
-    return t->object ? t->object->name : t->folder->name;
+    return t->out ? t->out->name : t->object ? t->object->name : t->folder->name;
 }
 
 transfer *transfer_new(fetcher *f, transfer_kind purpose, const char *url) {
@@ -39,7 +39,7 @@ transfer *transfer_new(fetcher *f, transfer_kind purpose, const char *url) {
     return t;
 }
 
-static void transfer_free(fetcher *f, transfer *t) {
+void transfer_free(fetcher *f, transfer *t) {
     for (transfer **at = &f->transfers; *at; at = &(*at)->next) {
         if (*at == t) {
             *at = t->next;
@@ -53,6 +53,7 @@ static void transfer_free(fetcher *f, transfer *t) {
     if (t->reply >= 0) {
         close(t->reply);
     }
+    outgoing_free(t->out);
     curl_slist_free_all(t->headers);
     curl_slist_free_all(t->resolve);
     free(t->body);
@@ -62,9 +63,10 @@ static void transfer_free(fetcher *f, transfer *t) {
 
 /* ---- ends ---- */
 
-/* Ends a transfer with t->error, or with success. */
-static void end(fetcher *f, transfer *t) {
-    if (t->purpose == FOR_HEAD) {
+void transfer_end(fetcher *f, transfer *t) {
+    if (t->out) {
+        upload_ended(f, t);
+    } else if (t->purpose == FOR_HEAD) {
         object *o = t->object;
         o->state = t->error.code != FC_OK ? STATE_FAILED : o->state == STATE_MISSING ? STATE_MISSING : STATE_READY;
         o->error = t->error;
@@ -98,11 +100,11 @@ static void end(fetcher *f, transfer *t) {
     }
 }
 
-static void fail(fetcher *f, transfer *t, fc_code code, const char *what) {
+void transfer_fail(fetcher *f, transfer *t, fc_code code, const char *what) {
     if (t->error.code == FC_OK) {
         fc_fail(&t->error, code, "%s: %s", transfer_name(t), what);
     }
-    end(f, t);
+    transfer_end(f, t);
 }
 
 /* ---- starts ---- */
@@ -142,8 +144,9 @@ static const char *find_host(const transfer *t, char *where, size_t size) {
 /* @return the socket of one who waits for the transfer and can be asked for an address, from 0 on; -1: no more */
 static int asker(const transfer *t, size_t index) {
     const waiter *lists[] = {t->object ? t->object->waiters : NULL, t->folder ? t->folder->waiters : NULL};
-    if (t->reply >= 0) {
-        return index == 0 ? t->reply : -1;
+    const int own = t->out && t->out->clearing ? t->out->clearing->answer : t->reply;
+    if (own >= 0) {
+        return index == 0 ? own : -1;
     }
     for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) {
         for (const waiter *w = lists[i]; w; w = w->next) {
@@ -199,12 +202,12 @@ static void start(fetcher *f, transfer *t) {
     char where[512];
     const char *wrong = find_host(t, where, sizeof where);
     if (wrong) {
-        fail(f, t, FC_EUSAGE, wrong);
+        transfer_fail(f, t, FC_EUSAGE, wrong);
         return;
     }
     const char *line = known_host(f, where);
     if (line && !*line) {
-        fail(f, t, FC_EIO, "no address was found for the server: check its name and the network");
+        transfer_fail(f, t, FC_EIO, "no address was found for the server: check its name and the network");
         return;
     }
     if (!line) {
@@ -214,9 +217,12 @@ static void start(fetcher *f, transfer *t) {
     curl_slist_free_all(t->resolve);
     t->resolve = curl_slist_append(NULL, line);
     t->answer = (response){.bytes = 0};
-    t->done = t->purpose == FOR_PAGE ? 0 : t->done; /* a page comes as a whole */
+    t->done = t->purpose == FOR_PAGE || t->out ? 0 : t->done; /* a page comes as a whole */
+    if (t->out) {
+        t->out->sent = 0;
+    }
     if (!t->resolve || !request_make(f, t, where) || curl_multi_add_handle(f->multi, t->easy) != CURLM_OK) {
-        fail(f, t, FC_EIO, "a transfer cannot be started");
+        transfer_fail(f, t, FC_EIO, "a transfer cannot be started");
         return;
     }
     t->progress = RUNS;
@@ -273,11 +279,11 @@ void transfers_host_known(fetcher *f, const char *line) {
 /* ---- what came of them ---- */
 
 /* Waits, longer each time, and not as long as others that began to wait at the same time. */
-static void repeat(fetcher *f, transfer *t, int64_t server_asks_ms, const char *why) {
+void transfer_repeat(fetcher *f, transfer *t, int64_t server_asks_ms, const char *why) {
     if (++t->tries >= MOST_TRIES) {
         char text[256];
         snprintf(text, sizeof text, "%s; gave up after %d attempts", why, MOST_TRIES);
-        fail(f, t, FC_EIO, text);
+        transfer_fail(f, t, FC_EIO, text);
         return;
     }
     int64_t pause = (int64_t)FIRST_PAUSE_MS << (t->tries - 1);
@@ -300,9 +306,9 @@ static void redirect(fetcher *f, transfer *t) {
     curl_url_cleanup(url);
     if (++t->redirects > MOST_REDIRECTS) {
         free(copy);
-        fail(f, t, FC_ECORRUPT, "the server redirects more than 5 times");
+        transfer_fail(f, t, FC_ECORRUPT, "the server redirects more than 5 times");
     } else if (!copy) {
-        fail(f, t, FC_ECORRUPT, "the server redirects to a place that cannot be understood");
+        transfer_fail(f, t, FC_ECORRUPT, "the server redirects to a place that cannot be understood");
     } else {
         free(t->url);
         t->url = copy;
@@ -314,15 +320,15 @@ static void redirect(fetcher *f, transfer *t) {
 static void succeed(fetcher *f, transfer *t) {
     if (t->purpose != FOR_PAGE) {
         if (!answer_check(t)) { /* an answer without a body */
-            end(f, t);
+            transfer_end(f, t);
             return;
         }
         if (t->done < t->length) {
-            fail(f, t, FC_ECORRUPT, "the server sent fewer bytes than it was asked for");
+            transfer_fail(f, t, FC_ECORRUPT, "the server sent fewer bytes than it was asked for");
             return;
         }
     }
-    end(f, t);
+    transfer_end(f, t);
 }
 
 /* An address to which redirects led may be valid only for minutes. */
@@ -351,18 +357,20 @@ static void judge_status(fetcher *f, transfer *t, int64_t server_asks_ms) {
     if (answer_is_redirect(status) && transfer_is_of_bucket(t)) {
         snprintf(text, sizeof text, "the bucket is in another region: set AWS_REGION to %s",
                  t->answer.region[0] ? t->answer.region : "it");
-        fail(f, t, FC_EUSAGE, text);
+        transfer_fail(f, t, FC_EUSAGE, text);
     } else if (answer_is_redirect(status)) {
         redirect(f, t);
     } else if (answer_is_busy(status)) {
         snprintf(text, sizeof text, "the server is busy or has an error (status %ld)", status);
-        repeat(f, t, server_asks_ms, text);
+        transfer_repeat(f, t, server_asks_ms, text);
+    } else if (t->out) {
+        upload_judge(f, t);
     } else if (status == 200 || status == 206) {
         succeed(f, t);
     } else if (status == 412 && t->object) {
-        fail(f, t, FC_ECORRUPT, "was changed while it was read: start again when nothing writes to it");
+        transfer_fail(f, t, FC_ECORRUPT, "was changed while it was read: start again when nothing writes to it");
     } else if (status == 416 && t->purpose == FOR_HEAD && t->answer.has_range && t->answer.total == 0) {
-        end(f, t); /* an empty file has no first byte */
+        transfer_end(f, t); /* an empty file has no first byte */
     } else if ((status == 401 || status == 403 || status == 404 || status == 410) && go_back(f, t)) {
         return;
     } else if (status == 404 || status == 410) {
@@ -370,16 +378,16 @@ static void judge_status(fetcher *f, transfer *t, int64_t server_asks_ms) {
             if (t->object) {
                 t->object->state = STATE_MISSING;
             }
-            end(f, t); /* a bucket or a model that does not exist has no files */
+            transfer_end(f, t); /* a bucket or a model that does not exist has no files */
         } else {
-            fail(f, t, FC_ECORRUPT, "was removed while it was read");
+            transfer_fail(f, t, FC_ECORRUPT, "was removed while it was read");
         }
     } else {
         const bool refused = status == 401 || status == 403, hub = name_provider(transfer_name(t)) == PROVIDER_HUB;
         snprintf(text, sizeof text, "%s (status %ld)%s",
                  refused ? "the server refuses access" : "the server cannot answer", status,
                  refused && hub && !f->setup.hub_token[0] ? "; HF_TOKEN gives access" : "");
-        fail(f, t, FC_EIO, text);
+        transfer_fail(f, t, FC_EIO, text);
     }
 }
 
@@ -410,18 +418,19 @@ static void judge(fetcher *f, transfer *t, CURLcode result) {
     curl_easy_cleanup(t->easy);
     t->easy = NULL;
     if (t->error.code != FC_OK) {
-        end(f, t);
+        transfer_end(f, t);
     } else if (result == CURLE_OK || (result == CURLE_WRITE_ERROR && t->answer.status / 100 != 2)) {
         judge_status(f, t, (int64_t)seconds * 1000);
     } else if (may_repeat(result)) {
         snprintf(text, sizeof text, "the connection failed (%s)", curl_easy_strerror(result));
-        repeat(f, t, 0, text);
+        transfer_repeat(f, t, 0, text);
     } else if (result == CURLE_PEER_FAILED_VERIFICATION) {
-        fail(f, t, FC_EIO,
-             "the server's certificate is not trusted: set SSL_CERT_FILE to a file with the certificate of its "
-             "authority");
+        transfer_fail(
+            f, t, FC_EIO,
+            "the server's certificate is not trusted: set SSL_CERT_FILE to a file with the certificate of its "
+            "authority");
     } else {
-        fail(f, t, FC_EIO, curl_easy_strerror(result));
+        transfer_fail(f, t, FC_EIO, curl_easy_strerror(result));
     }
 }
 

@@ -1,0 +1,154 @@
+/*
+ * Asks the fetcher to write objects: see upload.h.
+ */
+#include "net/upload.h"
+
+#include "fsdpckpt/try.h"
+#include "net/exchange.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+struct fc_upload {
+    int socket; /* on which the fetcher is asked */
+    char *name;
+};
+
+/* libcurl and servers resolve "." and "..", so the object would have another name. */
+static bool has_dots(const char *name) {
+    bool has = false;
+    for (const char *at = strchr(strstr(name, "://") + 3, '/'); at && !has; at = strchr(at + 1, '/')) {
+        const size_t n = strcspn(at + 1, "/");
+        has = (n == 1 && at[1] == '.') || (n == 2 && at[1] == '.' && at[2] == '.');
+    }
+    return has;
+}
+
+fc_code fc_upload_check(const char *name, fc_error *err) {
+    if (strncmp(name, "s3://", 5) != 0 && strncmp(name, "gs://", 5) != 0) {
+        return fc_fail(err, FC_EUNSUPPORTED,
+                       "%.256s: nothing can be written there: write to a bucket (s3://, gs://) or a local path", name);
+    }
+    FC_TRY(fc_remote_check(name, err));
+    return has_dots(name) ? fc_fail(err, FC_EUSAGE, "%s: has \".\" or \"..\" as a folder: leave it out", name) : FC_OK;
+}
+
+static fc_code check_object(const char *name, fc_error *err) {
+    FC_TRY(fc_upload_check(name, err));
+    return fc_remote_is_root(name) ? fc_fail(err, FC_EUSAGE, "%s: is a bucket, not an object", name) : FC_OK;
+}
+
+/* Frees an upload. */
+static void forget(fc_upload *u) {
+    if (u) {
+        if (u->socket >= 0) {
+            close(u->socket);
+        }
+        free(u->name);
+        free(u);
+    }
+}
+
+static fc_code judge(const fc_exchange *x, fc_error *err) {
+    return x->last.kind != FC_NET_EXISTS
+               ? FC_OK
+               : fc_advise(err,
+                           fc_fail(err, FC_EUSAGE, "%s: another program created it while this one wrote it", x->name),
+                           FC_HINT_FORCE, NULL);
+}
+
+/* Sends a request about a name. */
+static fc_code ask_about(const char *name, const fc_net_request *request, int fd, uint64_t *size, fc_error *err) {
+    fc_exchange x = {.name = name};
+    FC_TRY(fc_fetcher_get(&x.fetcher, err));
+    FC_TRY(fc_exchange_ask(&x, x.fetcher.requests, request, fd, err));
+    *size = x.last.size;
+    return judge(&x, err);
+}
+
+/* Sends a request about an upload that was begun. */
+static fc_code ask_upload(const fc_upload *u, const fc_net_request *request, int fd, fc_error *err) {
+    fc_exchange x = {.name = u->name};
+    FC_TRY(fc_fetcher_get(&x.fetcher, err));
+    FC_TRY(fc_exchange_ask(&x, u->socket, request, fd, err));
+    return judge(&x, err);
+}
+
+fc_code fc_upload_begin(const char *name, fc_upload **out, fc_error *err) {
+    int ends[2] = {-1, -1};
+    uint64_t unused = 0;
+    fc_upload *u = NULL;
+    fc_code rc;
+    *out = NULL;
+    FC_TRY(check_object(name, err));
+    const fc_net_request request = fc_exchange_request(FC_NET_BEGIN, name);
+    u = calloc(1, sizeof *u);
+    FC_TRY_GOTO(u ? FC_OK : fc_no_memory(err, name), rc, out);
+    u->socket = -1;
+    u->name = strdup(name);
+    FC_TRY_GOTO(u->name ? FC_OK : fc_no_memory(err, name), rc, out);
+    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) {
+        rc = fc_fail_errno(err, errno, "%s: a socket cannot be made", name);
+        goto out;
+    }
+    u->socket = ends[0];
+    FC_TRY_GOTO(ask_about(name, &request, ends[1], &unused, err), rc, out);
+    *out = u;
+    u = NULL;
+out:
+    if (ends[1] >= 0) {
+        close(ends[1]);
+    }
+    forget(u);
+    return rc;
+}
+
+fc_code fc_upload_part(fc_upload *u, int fd, uint64_t offset, uint64_t size, unsigned part, fc_error *err) {
+    const fc_net_request request = {.kind = FC_NET_PART, .offset = offset, .length = size, .part = part};
+    return ask_upload(u, &request, fd, err);
+}
+
+fc_code fc_upload_complete(fc_upload *u, unsigned parts, bool only_new, fc_error *err) {
+    const fc_net_request request = {.kind = FC_NET_COMPLETE, .part = parts, .flag = only_new};
+    const fc_code rc = ask_upload(u, &request, -1, err);
+    forget(u);
+    return rc;
+}
+
+void fc_upload_abort(fc_upload *u) {
+    const fc_net_request request = {.kind = FC_NET_ABORT};
+    if (u) {
+        (void)ask_upload(u, &request, -1, NULL);
+    }
+    forget(u);
+}
+
+fc_code fc_upload_whole(const char *name, int fd, uint64_t size, bool only_new, fc_error *err) {
+    uint64_t unused = 0;
+    FC_TRY(check_object(name, err));
+    fc_net_request request = fc_exchange_request(FC_NET_WHOLE, name);
+    request.length = size;
+    request.flag = only_new;
+    return ask_about(name, &request, fd, &unused, err);
+}
+
+fc_code fc_upload_delete(const char *name, fc_error *err) {
+    uint64_t unused = 0;
+    FC_TRY(check_object(name, err));
+    const fc_net_request request = fc_exchange_request(FC_NET_DELETE, name);
+    return ask_about(name, &request, -1, &unused, err);
+}
+
+fc_code fc_upload_clear(const char *name, bool is_folder, size_t *count, fc_error *err) {
+    uint64_t aborted = 0;
+    *count = 0;
+    FC_TRY(is_folder ? fc_upload_check(name, err) : check_object(name, err));
+    fc_net_request request = fc_exchange_request(FC_NET_CLEAR, name);
+    request.flag = is_folder;
+    FC_TRY(ask_about(name, &request, -1, &aborted, err));
+    *count = (size_t)aborted;
+    return FC_OK;
+}

@@ -1,0 +1,44 @@
+/*
+ * Objects in buckets (s3://, gs://) that are written, through the fetcher. An object that is sent in parts is not
+ * visible before it is completed.
+ */
+#pragma once
+
+#include "fsdpckpt/error.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum { FC_UPLOAD_MOST_PARTS = 10000 };
+
+/** An object that is sent in parts. */
+typedef struct fc_upload fc_upload;
+
+/** Refuses a name that nothing can be written to. */
+fc_code fc_upload_check(const char *name, fc_error *err);
+
+/** Begins to send the object `name` in parts. @param out owned by the caller, who completes or aborts it */
+fc_code fc_upload_begin(const char *name, fc_upload **out, fc_error *err);
+
+/** Sends `size` bytes at `offset` of `fd`, which must stay as they are until this returns, as a part. Any thread.
+ * @param part from 1 to FC_UPLOAD_MOST_PARTS; the same number again replaces the part */
+fc_code fc_upload_part(fc_upload *u, int fd, uint64_t offset, uint64_t size, unsigned part, fc_error *err);
+
+/** Makes the object visible; it has the parts 1 to `parts`. Frees the upload, also after a failure.
+ * @param only_new there must be no such object (FC_EUSAGE). S3 tests that at the same moment; for gs://, and for
+ * servers that cannot, it is tested immediately before. */
+fc_code fc_upload_complete(fc_upload *u, unsigned parts, bool only_new, fc_error *err);
+
+/** Gives an upload up, as far as the server can be reached, and frees it. @param u may be NULL */
+void fc_upload_abort(fc_upload *u);
+
+/** Writes a whole object in one request, the first `size` bytes of `fd`. */
+fc_code fc_upload_whole(const char *name, int fd, uint64_t size, bool only_new, fc_error *err);
+
+/** Deletes an object. It may be missing. */
+fc_code fc_upload_delete(const char *name, fc_error *err);
+
+/** Aborts what other runs began and did not complete: the uploads of the object `name`, or of all objects in the folder
+ * `name`. A server may refuse that to those who may write. @param count receives how many were aborted */
+fc_code fc_upload_clear(const char *name, bool is_folder, size_t *count, fc_error *err);
