@@ -114,7 +114,11 @@ fc_code fc_upload_part(fc_upload *u, int fd, uint64_t offset, uint64_t size, uns
 fc_code fc_upload_complete(fc_upload *u, unsigned parts, bool only_new, fc_error *err) {
     const fc_net_request request = {.kind = FC_NET_COMPLETE, .part = parts, .flag = only_new};
     const fc_code rc = ask_upload(u, &request, -1, err);
-    forget(u);
+    if (rc != FC_OK) {
+        fc_upload_abort(u);
+    } else {
+        forget(u);
+    }
     return rc;
 }
 

@@ -25,7 +25,7 @@ fc_code fc_upload_begin(const char *name, fc_upload **out, fc_error *err);
  * @param part from 1 to FC_UPLOAD_MOST_PARTS; the same number again replaces the part */
 fc_code fc_upload_part(fc_upload *u, int fd, uint64_t offset, uint64_t size, unsigned part, fc_error *err);
 
-/** Makes the object visible; it has the parts 1 to `parts`. Frees the upload, also after a failure.
+/** Makes the object visible; it has the parts 1 to `parts`. Frees the upload; after a failure it is aborted.
  * @param only_new there must be no such object (FC_EUSAGE). S3 tests that at the same moment; for gs://, and for
  * servers that cannot, it is tested immediately before. */
 fc_code fc_upload_complete(fc_upload *u, unsigned parts, bool only_new, fc_error *err);

@@ -51,6 +51,7 @@ class S3:
         self.uploads, self.began, self.faults, self.log, self.wrong = {}, 0, {}, [], []
         self.lock = threading.Lock()
         self.busy = self.most_busy = 0  # parts that are received at once
+        self.other = None  # replaces an object, or removes it
         self.conditions = True  # whether it knows If-None-Match
 
     def put(self, key, data, etag=None, kind=None):
@@ -119,6 +120,12 @@ class S3:
             return self.error(handler, int(status), code or "Fault")
         if fault == "endless":
             return self.answer(handler, 200, b"x" * (1 << 20))
+        if fault == "list":  # a page after which there is another one, without saying where
+            return self.answer(handler, 200, b"<ListMultipartUploadsResult><IsTruncated>true</IsTruncated></ListMultipartUploadsResult>")
+        if fault == "replace":
+            self.remove(key)
+            if self.other is not None:
+                self.put(key, self.other)
         if fault == "nonsense":
             return self.answer(handler, 200, b"<html>hello</html>")
         if fault == "region":

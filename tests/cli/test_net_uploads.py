@@ -4,13 +4,14 @@ is lost, never leave another object than the one that was sent, or a wrong word 
 
 import os
 import random
+import signal
 import subprocess
 import time
 import unittest
 
 import net_server
 from harness import HANG
-from s3_server import BUCKET, KEY, REGION, SECRET, TOKEN, S3
+from s3_server import BUCKET, KEY, REGION, SECRET, TOKEN, S3, Upload
 from test_net import Net
 
 TOOL = os.environ["UPLOAD_TOOL"]
@@ -90,6 +91,204 @@ class Right(Uploads):
             self.assertEqual((self.s3.objects[OBJECT], self.s3.uploads), (b"of another program", {}))
         self.parts(end="complete")
         self.check_whole()
+
+
+class Names(Uploads):
+    def test_check(self):
+        for name, status, says in (("https://localhost/x", 5, "nothing can be written there"), ("hf://owner/model/x", 5, "nothing can be"),
+                                   ("/local/x", 5, "nothing can be"), ("s3://", 2, "is not the name"),
+                                   ("s3://b/../x", 2, "as a folder"), ("s3://b/x/.", 2, "as a folder")):
+            self.assertIn(says, self.tool("check", name, status=status))
+        for name in ("s3://b", "s3://b/x", "gs://b/x/..y", "s3://b/.x/y"):
+            self.tool("check", name)
+        for command in (["whole", "s3://b", "data", "new"], ["parts", "s3://b/", "data", "9", "1", "new"], ["delete", "s3://b"], ["clear", "s3://b"]):
+            self.assertIn("is a bucket, not an object", self.tool(*command, status=2))
+        self.assertEqual(self.s3.log, [])
+
+    def test_names(self):
+        """Names that need other characters in a URL, and in the XML that lists them."""
+        for key in ("a/b", "a b/+&=?#%41", "\u00e9/\u4e2d", "<x>/\"quoted\"/'y'"):
+            name = "s3://%s/%s" % (BUCKET, key)
+            self.parts(name=name)
+            self.tool("whole", name, "data", "replace")
+            self.assertEqual(self.s3.objects[key], self.data)
+            self.s3.began += 1
+            self.s3.uploads["id %d" % self.s3.began] = Upload(key, None)
+            self.assertEqual(self.tool("clear", name), "1\n")
+            self.tool("delete", name)
+            self.tool("delete", name)  # it may be missing
+        self.assertEqual((self.s3.objects, self.s3.uploads, self.s3.wrong), ({}, {}, []))
+
+
+class Ends(Uploads):
+    """What is not completed is aborted."""
+
+    def test_abort(self):
+        self.parts(end="abort")
+        self.assertEqual((self.count("part"), self.s3.objects, self.s3.uploads), (11, {}, {}))
+        self.s3.faults["abort"] = ["always-503"]
+        self.parts(end="abort")
+
+    def test_killed(self):
+        for number in (signal.SIGKILL, signal.SIGINT, signal.SIGTERM):
+            tool = subprocess.Popen([TOOL, "parts", NAME, "data", "100000", "4", "wait"], env=self.environment(), cwd=self.dir,
+                                    stdout=subprocess.PIPE, text=True)
+            self.assertEqual(tool.stdout.readline(), "sent\n")
+            self.assertEqual(len(self.s3.uploads), 1)
+            tool.send_signal(number)
+            tool.communicate()
+            end = time.monotonic() + HANG
+            while self.s3.uploads and time.monotonic() < end:
+                time.sleep(0.01)
+            self.assertEqual((self.s3.objects, self.s3.uploads, self.s3.wrong), ({}, {}, []))
+
+    def begin(self, *keys):
+        for key in keys:
+            self.s3.began += 1
+            self.s3.uploads["old&%d" % self.s3.began] = Upload(key, None)
+
+    def left(self):
+        return sorted(upload.key for upload in self.s3.uploads.values())
+
+    def test_clear(self):
+        self.s3.page = 2
+        keys = ("d & e/a", "d & e/a", "d & e/a.x", "d & e/b/c", "d & e", "d & ex/y", "z")
+        self.begin(*keys)
+        name = "s3://%s/d & e" % BUCKET
+        self.assertEqual(self.tool("clear", name + "/a"), "2\n")
+        self.assertEqual(self.left(), sorted(keys[2:]))
+        self.assertEqual(self.tool("clear-folder", name + "/"), "2\n")
+        self.assertEqual(self.left(), ["d & e", "d & ex/y", "z"])
+        self.assertEqual(self.tool("clear-folder", name), "0\n")
+        self.assertEqual(self.tool("clear", name), "1\n")
+        self.assertEqual(self.tool("clear-folder", "s3://%s" % BUCKET), "2\n")
+        self.assertEqual(self.tool("clear-folder", "s3://%s" % BUCKET), "0\n")
+        self.assertEqual((self.left(), self.s3.wrong), ([], []))
+
+    def test_many(self):
+        keys = ["d/%d" % i for i in range(250)]
+        self.begin(*keys)
+        self.s3.page = 100
+        self.assertEqual(self.tool("clear-folder", "s3://%s/d" % BUCKET), "250\n")
+        self.assertEqual((self.left(), self.count("list_uploads")), ([], 3))
+
+    def test_clear_fails(self):
+        folder = "s3://%s/d" % BUCKET
+        self.begin("d/a", "d/b")
+        for fault in ("nonsense", "endless", "list"):
+            self.s3.faults["list_uploads"] = [fault]
+            self.assertIn("the server's list of uploads cannot be understood", self.tool("clear-folder", folder, status=3))
+        self.s3.faults["list_uploads"] = ["403:AccessDenied"]
+        self.assertIn("refuses access (status 403, AccessDenied)", self.tool("clear-folder", folder, status=4))
+        self.assertEqual(self.left(), ["d/a", "d/b"])
+        self.s3.faults["abort"] = ["403:AccessDenied"]
+        self.assertIn("refuses access (status 403, AccessDenied)", self.tool("clear-folder", folder, status=4))
+        self.assertEqual(len(self.left()), 1)
+        self.s3.faults = {"list_uploads": ["503", "reset"], "abort": ["503", "lost"]}
+        self.assertEqual(self.tool("clear-folder", folder), "1\n")
+        self.assertEqual(self.left(), [])
+
+
+class Faults(Uploads):
+    def test_parts_again(self):
+        for faults in (["reset"] * 3, ["503", "500", "", "at-once"], ["slow"], ["lost", "lost-500", "lost"], ["400:RequestTimeout"]):
+            self.s3.faults["part"] = faults
+            self.parts()
+            self.assertEqual(self.s3.faults["part"], [])
+            self.check_whole()
+            self.s3.remove(OBJECT)
+
+    def test_parts_fail(self):
+        for fault, says in (("always-503", "gave up after 6 attempts"), ("403:AccessDenied", "refuses access (status 403, AccessDenied)"),
+                            ("404:NoSuchUpload", "the upload was aborted by another program"), ("always-reset", "gave up after 6 attempts"),
+                            ("501:Strange_Code", "cannot write it (status 501)"), ("400:BadDigest", "cannot write it (status 400, BadDigest)"),
+                            ("404:NoSuchBucket", "the upload was aborted")):
+            self.s3.faults["part"] = [fault]
+            self.assertIn(says, self.parts(status=4))
+            self.assertEqual((self.s3.objects, self.s3.uploads), ({}, {}))
+        self.assertEqual(self.s3.wrong, [])
+
+    def test_begin(self):
+        self.s3.faults["begin"] = ["503", "reset"]
+        self.parts()
+        self.check_whole()
+        for fault, status, says in (("nonsense", 3, "answer cannot be understood"), ("endless", 3, "more bytes than it was asked for"),
+                                    ("region", 2, "set AWS_REGION to us-west-2"), ("404:NoSuchBucket", 4, "there is no such bucket"),
+                                    ("403:AccessDenied", 4, "AccessDenied")):
+            self.s3.faults["begin"] = [fault]
+            self.assertIn(says, self.parts(status=status))
+            self.assertEqual(self.s3.uploads, {})
+
+    def test_credentials(self):
+        line = self.parts(status=4, AWS_SECRET_ACCESS_KEY="wrong")
+        self.assertIn("refuses access (status 403, SignatureDoesNotMatch)", line)
+        self.assertNotIn("wrong", line)
+        self.assertIn("AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY give access",
+                      self.parts(status=4, AWS_ACCESS_KEY_ID="", AWS_SECRET_ACCESS_KEY=""))
+        self.assertIn("AWS_REGION is too long or has a newline", self.parts(status=2, AWS_REGION="x\ny"))
+
+    def test_completion_again(self):
+        for end in ("complete", "new"):
+            for faults in (["lost"], ["lost-500"], ["lost", "503"], ["503", "reset"], ["error-in-200:InternalError", "error-in-200:SlowDown"],
+                           ["nonsense"], ["slow"] if end == "complete" else []):
+                self.s3.faults["complete"] = list(faults)
+                self.parts(end=end)
+                self.assertEqual(self.s3.faults["complete"], [])
+                self.check_whole()
+                self.s3.remove(OBJECT)
+
+    def test_completion_fails(self):
+        for fault, says in (("always-error-in-200:InternalError", "gave up after 6 attempts; the object may have been made"),
+                            ("error-in-200:AccessDenied", "AccessDenied"), ("404:NoSuchUpload", "the upload was aborted"),
+                            ("400:EntityTooSmall", "status 400, EntityTooSmall"), ("always-reset", "gave up after 6 attempts")):
+            self.s3.faults["complete"] = [fault]
+            self.assertIn(says, self.parts(status=4))
+            self.assertEqual((self.s3.objects, self.s3.uploads), ({}, {}))
+        self.s3.faults["complete"] = ["409:ConditionalRequestConflict"]
+        self.assertIn("another program created it", self.parts(end="new", status=2))
+
+    def test_lost_answer_about_another_object(self):
+        """The server completed the upload and its answer was lost; then another program wrote the object."""
+        for other in (b"shorter", made.randbytes(len(self.data)), None):
+            for end, status in (("complete", 4), ("new", 2 if other else 4)):
+                self.s3.faults = {"complete": ["lost"], "head": ["replace"]}
+                self.s3.other = other
+                line = self.parts(end=end, status=status)
+                self.assertIn("another program created it" if status == 2 else
+                              "cannot be found out: compare it" if other and len(other) == len(self.data) else
+                              "the upload was aborted by another program", line)
+                self.s3.remove(OBJECT)
+        self.s3.faults = {"complete": ["lost"], "head": ["403"]}
+        self.assertIn("cannot be found out: compare it", self.parts(status=4))
+
+    def test_whole_again(self):
+        for faults in (["reset"], ["503"], ["lost"], ["lost-500", "503"], ["409:ConditionalRequestConflict"], ["at-once"]):
+            self.s3.faults["whole"] = list(faults)
+            self.tool("whole", NAME, "data", "new")
+            self.assertEqual(self.s3.faults["whole"], [])
+            self.check_whole()
+            self.s3.remove(OBJECT)
+        for size in (0, 1, 55, 56, 63, 64, 65):  # the fetcher computes the ETag
+            self.data = self.data[:size]
+            with open(os.path.join(self.dir, "data"), "wb") as f:
+                f.write(self.data)
+            self.s3.faults["whole"] = ["lost"]
+            self.tool("whole", NAME, "data", "new")
+            self.check_whole()
+            self.s3.remove(OBJECT)
+        self.s3.put(OBJECT, b"of another program")
+        self.s3.faults["whole"] = ["reset"]
+        self.assertIn("another program created it", self.tool("whole", NAME, "data", "new", status=2))
+
+    def test_without_conditions(self):
+        self.s3.conditions = False
+        for run in (lambda status: self.parts(end="new", status=status), lambda status: self.tool("whole", NAME, "data", "new", status=status)):
+            self.s3.faults["head"] = ["503"]
+            run(0)
+            self.check_whole()
+            self.assertIn("another program created it", run(2))
+            self.check_whole()
+            self.s3.remove(OBJECT)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ enum {
     MOST_HEADER_BYTES = 64 << 10, /* of one answer */
     MOST_REDIRECTS = 5,
     MOST_TRIES = 6,
+    MOST_ABORTS = 3, /* the same, when something has failed already */
     MOST_ETAG = 256,
     MOST_URL = 8192,
     MOST_PAGE = 64 << 20, /* bytes of an index or of a page of a list */

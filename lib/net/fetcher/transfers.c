@@ -280,9 +280,11 @@ void transfers_host_known(fetcher *f, const char *line) {
 
 /* Waits, longer each time, and not as long as others that began to wait at the same time. */
 void transfer_repeat(fetcher *f, transfer *t, int64_t server_asks_ms, const char *why) {
-    if (++t->tries >= MOST_TRIES) {
+    const int most = t->purpose == FOR_ABORT ? MOST_ABORTS : MOST_TRIES;
+    if (++t->tries >= most) {
         char text[256];
-        snprintf(text, sizeof text, "%s; gave up after %d attempts", why, MOST_TRIES);
+        snprintf(text, sizeof text, "%s; gave up after %d attempts%s", why, most,
+                 t->purpose == FOR_COMPLETE ? "; the object may have been made" : "");
         transfer_fail(f, t, FC_EIO, text);
         return;
     }
