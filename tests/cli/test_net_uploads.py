@@ -2,9 +2,11 @@
 """Objects that are written to buckets: what arrives equals the file; every request is signed; a server that fails or lies, and an answer that
 is lost, never leave another object than the one that was sent, or a wrong word about it."""
 
+import hashlib
 import os
 import random
 import signal
+import socket
 import subprocess
 import time
 import unittest
@@ -92,6 +94,71 @@ class Right(Uploads):
         self.parts(end="complete")
         self.check_whole()
 
+    def test_what_is_seen(self):
+        """What was known of a name is asked for again after the object was written."""
+        for key in ("a/b/model.safetensors", "a/b/c"):
+            self.assertEqual(self.tool("see", "s3://%s/%s" % (BUCKET, key), "data"),
+                             "nothing 0 0\nfolder 1 %d\nnothing 0 0\n" % len(self.data))
+
+    @unittest.skipUnless("FSDPCKPT_MOTO" in os.environ, "FSDPCKPT_MOTO names no Python with moto[server]")
+    def test_moto(self):
+        """moto checks every signature with Amazon's own code."""
+        with socket.socket() as s:
+            s.bind(("127.0.0.1", 0))
+            url = "http://127.0.0.1:%d" % s.getsockname()[1]
+        program = """import boto3, hashlib, json, moto.server, sys, threading, time
+threading.Thread(target=moto.server.main, args=(["-H", "127.0.0.1", "-p", sys.argv[1].rsplit(":", 1)[1]],), daemon=True).start()
+def client(what, key="k", secret="s"):
+    return boto3.client(what, endpoint_url=sys.argv[1], aws_access_key_id=key, aws_secret_access_key=secret, region_name="us-east-1")
+while True:
+    try: client("s3").create_bucket(Bucket="models"); break
+    except Exception: time.sleep(0.1)
+client("iam").create_user(UserName="u")
+policy = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "*", "Resource": "*"}]}
+client("iam").put_user_policy(UserName="u", PolicyName="p", PolicyDocument=json.dumps(policy))
+key = client("iam").create_access_key(UserName="u")["AccessKey"]
+print(key["AccessKeyId"], key["SecretAccessKey"], flush=True)
+s3 = client("s3", key["AccessKeyId"], key["SecretAccessKey"])
+for line in sys.stdin:
+    what, name = line.rstrip("\\n").split(" ", 1)
+    if what == "begin": print(bool(s3.create_multipart_upload(Bucket="models", Key=name)), flush=True)
+    if what == "sum": print(hashlib.sha256(s3.get_object(Bucket="models", Key=name)["Body"].read()).hexdigest(), flush=True)
+    if what == "left": print(len(s3.list_multipart_uploads(Bucket="models").get("Uploads", [])), flush=True)
+"""
+        server = subprocess.Popen([os.environ["FSDPCKPT_MOTO"], "-c", program, url], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                  stderr=subprocess.DEVNULL, text=True, env=dict(os.environ, INITIAL_NO_AUTH_ACTION_COUNT="4"))
+
+        def ask(line):
+            server.stdin.write(line + "\n")
+            server.stdin.flush()
+            return server.stdout.readline().strip()
+
+        try:
+            key, secret = server.stdout.readline().split()
+            more = {"AWS_ENDPOINT_URL": url, "AWS_ACCESS_KEY_ID": key, "AWS_SECRET_ACCESS_KEY": secret, "AWS_REGION": "us-east-1",
+                    "AWS_SESSION_TOKEN": ""}
+            self.data = made.randbytes(11_000_000)
+            with open(os.path.join(self.dir, "data"), "wb") as f:
+                f.write(self.data)
+            for name in (OBJECT, "x+&?=%41"):
+                full = "s3://models/" + name
+                self.parts(end="new", name=full, size="6000000", **more)
+                self.assertEqual(ask("sum " + name), hashlib.sha256(self.data).hexdigest())
+                for run in (["parts", full, "data", "6000000", "2", "new"], ["whole", full, "data", "new"]):
+                    self.assertIn("another program created it", self.tool(*run, status=2, **more))
+                self.tool("delete", full, **more)
+                self.tool("whole", full, "data", "new", **more)
+                self.assertEqual(ask("sum " + name), hashlib.sha256(self.data).hexdigest())
+                self.assertEqual((ask("begin " + name), ask("begin " + name)), ("True", "True"))
+                self.assertEqual(self.tool("clear", full, **more), "2\n")
+                self.assertEqual(ask("left "), "0")
+            self.assertIn("EntityTooSmall", self.parts(name=full, status=4, **more))
+            self.assertEqual(ask("left "), "0")
+            more["AWS_SECRET_ACCESS_KEY"] = "wrong"
+            self.assertIn("SignatureDoesNotMatch", self.tool("whole", full, "data", "replace", status=4, **more))
+        finally:
+            server.communicate("")
+
 
 class Names(Uploads):
     def test_check(self):
@@ -117,6 +184,9 @@ class Names(Uploads):
             self.assertEqual(self.tool("clear", name), "1\n")
             self.tool("delete", name)
             self.tool("delete", name)  # it may be missing
+            self.s3.faults["delete"] = ["403:AccessDenied", "503"]
+            self.assertIn("refuses access (status 403, AccessDenied)", self.tool("delete", name, status=4))
+            self.tool("delete", name)
         self.assertEqual((self.s3.objects, self.s3.uploads, self.s3.wrong), ({}, {}, []))
 
 
@@ -184,6 +254,8 @@ class Ends(Uploads):
         self.s3.faults["abort"] = ["403:AccessDenied"]
         self.assertIn("refuses access (status 403, AccessDenied)", self.tool("clear-folder", folder, status=4))
         self.assertEqual(len(self.left()), 1)
+        self.s3.faults["list_uploads"] = ["501:NotImplemented"]
+        self.assertEqual(self.tool("clear-folder", folder), "0\n")
         self.s3.faults = {"list_uploads": ["503", "reset"], "abort": ["503", "lost"]}
         self.assertEqual(self.tool("clear-folder", folder), "1\n")
         self.assertEqual(self.left(), [])

@@ -4,9 +4,12 @@
  *     upload_tool parts NAME FILE PART-BYTES THREADS complete|new|abort|wait
  *     upload_tool whole NAME FILE replace|new
  *     upload_tool delete|check|clear|clear-folder NAME
+ *     upload_tool see NAME FILE
  *
+ * "see" prints what can be read of the name and its folder before the object is written, then, and after it is deleted.
  * "wait" sends the parts, says so, and waits until it is killed.
  */
+#include "net/remote.h"
 #include "net/upload.h"
 
 #include <fcntl.h>
@@ -104,6 +107,31 @@ static fc_code send_in_parts(char **arguments, fc_error *err) {
     return fc_upload_complete(upload, parts, strcmp(end, "new") == 0, err);
 }
 
+static fc_code print_what_is_seen(const char *name, const char *folder, fc_error *err) {
+    fc_remote_info object, around;
+    fc_code rc = fc_remote_stat(folder, false, &around, err);
+    rc = rc == FC_OK ? fc_remote_stat(name, false, &object, err) : rc;
+    if (rc == FC_OK) {
+        printf("%s %d %" PRIu64 "\n", around.is_folder ? "folder" : "nothing", object.found, object.size);
+    }
+    return rc;
+}
+
+static fc_code see(const char *name, int fd, uint64_t size, fc_error *err) {
+    char *folder = strdup(name);
+    if (!folder) {
+        exit(99);
+    }
+    *strrchr(folder, '/') = '\0';
+    fc_code rc = print_what_is_seen(name, folder, err);
+    rc = rc == FC_OK ? fc_upload_whole(name, fd, size, true, err) : rc;
+    rc = rc == FC_OK ? print_what_is_seen(name, folder, err) : rc;
+    rc = rc == FC_OK ? fc_upload_delete(name, err) : rc;
+    rc = rc == FC_OK ? print_what_is_seen(name, folder, err) : rc;
+    free(folder);
+    return rc;
+}
+
 static fc_code run(int count, char **arguments, fc_error *err) {
     const char *what = arguments[1], *name = arguments[2];
     uint64_t size;
@@ -114,6 +142,10 @@ static fc_code run(int count, char **arguments, fc_error *err) {
     if (strcmp(what, "whole") == 0 && count == 5) {
         const int fd = copy_of(arguments[3], &size);
         return fc_upload_whole(name, fd, size, strcmp(arguments[4], "new") == 0, err);
+    }
+    if (strcmp(what, "see") == 0 && count == 4) {
+        const int fd = copy_of(arguments[3], &size);
+        return see(name, fd, size, err);
     }
     if (strcmp(what, "delete") == 0) {
         return fc_upload_delete(name, err);

@@ -31,6 +31,8 @@ static void fail_with_status(fetcher *f, transfer *t, const char *code) {
     const bool refused = status == 401 || status == 403;
     const char *what = strcmp(code, "NoSuchBucket") == 0 ? "there is no such bucket"
                        : refused                         ? "the server refuses access"
+                       : t->purpose == FOR_DELETE        ? "the server cannot delete it"
+                       : t->purpose == FOR_UPLOADS       ? "the server cannot list its uploads"
                                                          : "the server cannot write it";
     snprintf(text, sizeof text, "%s (status %ld%s%s)%s", what, status, *code ? ", " : "", code,
              refused && !f->setup.key[0] ? "; AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY give access" : "");
@@ -278,6 +280,8 @@ void upload_judge(fetcher *f, transfer *t) {
         end_with_other(f, t);
     } else if (status == 409 || is_transient(code)) {
         repeat_for(f, t, *code ? code : "status 409");
+    } else if (t->purpose == FOR_UPLOADS && status == 501) { /* a server without such lists */
+        transfer_end(f, t);
     } else if (only_new && status == 501 && !t->out->probed) { /* a server without conditions */
         t->out->next = t->purpose;
         if (!upload_turn(f, t, FOR_PROBE)) {
