@@ -100,6 +100,8 @@ class S3:
         if fault == "at-once":  # says no before the body has come
             handler.close_connection = True
             return self.error(handler, 503, "SlowDown")
+        if fault == "late":
+            time.sleep(0.5)
         if name == "part":
             with self.lock:
                 self.busy += 1

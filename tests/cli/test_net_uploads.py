@@ -207,10 +207,28 @@ class Ends(Uploads):
             self.assertEqual(len(self.s3.uploads), 1)
             tool.send_signal(number)
             tool.communicate()
-            end = time.monotonic() + HANG
-            while self.s3.uploads and time.monotonic() < end:
-                time.sleep(0.01)
+            self.wait_for("abort", 1)
             self.assertEqual((self.s3.objects, self.s3.uploads, self.s3.wrong), ({}, {}, []))
+            self.s3.log.clear()
+
+    def wait_for(self, operation, count):
+        end = time.monotonic() + HANG
+        while (self.count(operation) < count or (operation == "abort" and self.s3.uploads)) and time.monotonic() < end:
+            time.sleep(0.01)
+        self.assertEqual(self.count(operation), count)
+
+    def test_killed_early(self):
+        """Before the server says how it calls the upload, and while parts are sent."""
+        for operation in ("begin", "part"):
+            self.s3.faults[operation] = ["late"] * 4
+            tool = subprocess.Popen([TOOL, "parts", NAME, "data", "100000", "4", "wait"], env=self.environment(), cwd=self.dir,
+                                    stdout=subprocess.DEVNULL)
+            self.wait_for(operation, 1 if operation == "begin" else 4)
+            tool.kill()
+            tool.wait()
+            self.wait_for("abort", 1)
+            self.assertEqual((self.s3.objects, self.s3.uploads, self.s3.wrong), ({}, {}, []))
+            self.s3.log.clear()
 
     def begin(self, *keys):
         for key in keys:

@@ -394,6 +394,9 @@ static void clearing_ended(fetcher *f, transfer *t) {
 /* An upload that was begun gets its socket. */
 static void upload_begun(fetcher *f, transfer *t) {
     upload *u = t->out->upload;
+    if (f->leaves) {
+        return; /* nobody sends its parts */
+    }
     if (t->error.code == FC_OK && fetcher_add_file(f, (opened_file){t->out->file, NULL, u})) {
         t->out->file = -1;
         u->open = true;
