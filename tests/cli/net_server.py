@@ -47,6 +47,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.close_connection = True
         self.connection.close()
 
+    def handle_expect_100(self):
+        says = getattr(self.server.answer, "says_to_expect", "continue")
+        if says == "no":
+            self.plain(417)
+        return super().handle_expect_100() if says == "continue" else says == "nothing"
+
     def do_other(self):
         """Methods that only the server's `answer` knows. It reads the body."""
         with self.server.lock:

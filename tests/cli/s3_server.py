@@ -51,6 +51,7 @@ class S3:
         self.uploads, self.began, self.faults, self.log, self.wrong = {}, 0, {}, [], []
         self.lock = threading.Lock()
         self.busy = self.most_busy = 0  # parts that are received at once
+        self.says_to_expect = "continue"
         self.other = None  # replaces an object, or removes it
         self.conditions = True  # whether it knows If-None-Match
 

@@ -2,6 +2,7 @@
 """Objects that are written to buckets: what arrives equals the file; every request is signed; a server that fails or lies, and an answer that
 is lost, never leave another object than the one that was sent, or a wrong word about it."""
 
+import contextlib
 import hashlib
 import os
 import random
@@ -54,6 +55,12 @@ class Uploads(Net):
     def check_whole(self):
         self.assertEqual(self.s3.objects.get(OBJECT), self.data)
         self.assertEqual((self.s3.uploads, self.s3.wrong), ({}, []))
+
+    def wait_for(self, operation, count):
+        end = time.monotonic() + HANG
+        while (self.count(operation) < count or (operation == "abort" and self.s3.uploads)) and time.monotonic() < end:
+            time.sleep(0.01)
+        self.assertEqual(self.count(operation), count)
 
     def count(self, operation):
         return sum(name == operation for name, _ in self.s3.log)
@@ -211,12 +218,6 @@ class Ends(Uploads):
             self.assertEqual((self.s3.objects, self.s3.uploads, self.s3.wrong), ({}, {}, []))
             self.s3.log.clear()
 
-    def wait_for(self, operation, count):
-        end = time.monotonic() + HANG
-        while (self.count(operation) < count or (operation == "abort" and self.s3.uploads)) and time.monotonic() < end:
-            time.sleep(0.01)
-        self.assertEqual(self.count(operation), count)
-
     def test_killed_early(self):
         """Before the server says how it calls the upload, and while parts are sent."""
         for operation in ("begin", "part"):
@@ -287,6 +288,26 @@ class Faults(Uploads):
             self.assertEqual(self.s3.faults["part"], [])
             self.check_whole()
             self.s3.remove(OBJECT)
+
+    def test_expect(self):
+        """Servers that do not know "Expect: 100-continue", or refuse it."""
+        for says in ("nothing", "no"):
+            self.s3.says_to_expect = says
+            self.parts()
+            self.check_whole()
+            self.s3.remove(OBJECT)
+
+    def test_fetcher_killed(self):
+        self.s3.faults["part"] = ["late"] * 4
+        tool = subprocess.Popen([TOOL, "parts", NAME, "data", "100000", "4", "new"], env=self.environment(), cwd=self.dir,
+                                stderr=subprocess.PIPE, text=True)
+        self.wait_for("part", 4)
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            with contextlib.suppress(OSError):
+                if os.path.samefile("/proc/%s/cwd" % pid, self.dir) and int(pid) != tool.pid:
+                    os.kill(int(pid), signal.SIGKILL)
+        self.assertIn("the process that talks to servers has ended", tool.communicate()[1])
+        self.assertEqual((tool.returncode, self.s3.objects), (4, {}))
 
     def test_parts_fail(self):
         for fault, says in (("always-503", "gave up after 6 attempts"), ("403:AccessDenied", "refuses access (status 403, AccessDenied)"),
