@@ -134,9 +134,11 @@ class S3:
         if fault == "region":
             handler.plain(400, [("x-amz-bucket-region", "us-west-2")], b"<Error><Code>AuthorizationHeaderMalformed</Code></Error>")
             return True
-        if fault in ("lost", "lost-500"):
+        if fault in ("lost", "lost-500", "closed"):  # it is done, but the connection breaks, or another answer comes, or none
             plain = handler.plain
-            handler.plain = lambda status, headers=(), body=b"": handler.reset() if fault == "lost" else plain(500)
+            if fault == "closed":
+                handler.close_connection = True
+            handler.plain = lambda *unused: handler.reset() if fault == "lost" else plain(500) if fault == "lost-500" else None
             with self.lock:
                 getattr(self, name)(handler, query, key, body)
             handler.plain = plain

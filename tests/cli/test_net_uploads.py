@@ -340,9 +340,10 @@ class Faults(Uploads):
 
     def test_completion_again(self):
         for end in ("complete", "new"):
-            for faults in (["lost"], ["lost-500"], ["lost", "503"], ["503", "reset"], ["error-in-200:InternalError", "error-in-200:SlowDown"],
+            for faults in (["lost"], ["closed"], ["lost-500"], ["lost", "503"], ["503", "reset"], ["error-in-200:InternalError", "error-in-200:SlowDown"],
                            ["nonsense"], ["slow"] if end == "complete" else []):
                 self.s3.faults["complete"] = list(faults)
+                self.s3.says_to_expect = "nothing" if faults == ["closed"] else "continue"  # so that nothing at all is answered
                 self.parts(end=end)
                 self.assertEqual(self.s3.faults["complete"], [])
                 self.check_whole()
@@ -373,7 +374,7 @@ class Faults(Uploads):
         self.assertIn("cannot be found out: compare it", self.parts(status=4))
 
     def test_whole_again(self):
-        for faults in (["reset"], ["503"], ["lost"], ["lost-500", "503"], ["409:ConditionalRequestConflict"], ["at-once"]):
+        for faults in (["reset"], ["503"], ["lost"], ["503", "closed"], ["lost-500", "503"], ["409:ConditionalRequestConflict"], ["at-once"]):
             self.s3.faults["whole"] = list(faults)
             self.tool("whole", NAME, "data", "new")
             self.assertEqual(self.s3.faults["whole"], [])

@@ -191,6 +191,11 @@ static int set_outgoing(transfer *t) {
         rc |= curl_easy_setopt(e, CURLOPT_SEEKFUNCTION, seek_body);
         rc |= curl_easy_setopt(e, CURLOPT_SEEKDATA, t);
     }
+    if (p == FOR_COMPLETE || (p == FOR_WHOLE && t->out->only_new)) {
+        /* In a connection that was used before, libcurl may repeat what has no answer. Then a second answer would be
+           judged like a first one. */
+        rc |= curl_easy_setopt(e, CURLOPT_FRESH_CONNECT, 1L);
+    }
     return rc | curl_easy_setopt(e, CURLOPT_CUSTOMREQUEST, methods[p]);
 }
 
