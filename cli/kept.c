@@ -7,6 +7,7 @@
 #include "target.h"
 
 #include "fsdpckpt/export.h"
+#include "fsdpckpt/io.h"
 #include "fsdpckpt/try.h"
 
 #include <stdio.h>
@@ -38,7 +39,7 @@ static fc_code list_kept(const kept_files *kept, const fc_convert_options *how, 
             names[n++] = *found;
         }
     }
-    if (access(attributes, F_OK) == 0) {
+    if (fc_access(attributes, F_OK) == 0) {
         names[n++] = hub;
     }
     *out = n > 0 ? names : NULL;
@@ -54,7 +55,7 @@ fc_code kept_prepare(const options *o, fc_convert_options *how, fc_arena *arena,
     if (!o->force || !o->output || !how->format->writer.split || !target_is_directory(o->output)) {
         return FC_OK;
     }
-    if (access(o->output, F_OK) != 0) {
+    if (fc_access(o->output, F_OK) != 0) {
         return FC_OK; /* a name that ends with "/" */
     }
     FC_TRY(list_kept(kept, how, arena, &kept->names, err));

@@ -38,7 +38,7 @@ static fc_code check_target(const options *o, const fc_checkpoint *source, const
 
 static fc_code create_and_fill(const char *path, const char *staging, out_file_write *write_content, void *context,
                                fc_error *err) {
-    int fd = open(staging, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    int fd = fc_open(staging, O_WRONLY | O_CREAT | O_EXCL, 0666);
     if (fd < 0) {
         return fc_fail_errno(err, errno, "%s: cannot be created", path);
     }

@@ -7,6 +7,8 @@
 #include "options/suggest.h"
 #include "output/text.h"
 
+#include "fsdpckpt/io.h"
+
 #include <ctype.h>
 #include <stdio.h>
 #include <string.h>
@@ -102,7 +104,7 @@ const fc_format *target_named_format(const char *target) {
 bool target_is_directory(const char *target) {
     struct stat st;
     size_t len = strlen(target);
-    return (len > 0 && target[len - 1] == '/') || (stat(target, &st) == 0 && S_ISDIR(st.st_mode));
+    return (len > 0 && target[len - 1] == '/') || (fc_stat(target, &st) == 0 && S_ISDIR(st.st_mode));
 }
 
 /* Finds a format by its name, an extension with or without the dot, or an alias; letter case does not matter. */

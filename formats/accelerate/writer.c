@@ -7,6 +7,7 @@
 
 #include "dcp/writer.h"
 #include "fsdpckpt/try.h"
+#include "io/path.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -164,7 +165,7 @@ static fc_code add_section(accelerate_writer *w, const fc_target *target, const 
     FC_TRY(rename_values(w, p, err));
     const char *path = fc_arena_printf(w->arena, "%s/%s", staging, folder);
     FC_NEED(path, err, staging);
-    if (mkdir(path, 0777) != 0) {
+    if (fc_mkdir(path) != 0) {
         return fc_fail_errno(err, errno, "%s: cannot be created", path);
     }
     return fc_dcp_create(&p->target, path, &p->dcp, err);

@@ -11,6 +11,7 @@
 #include "fsdpckpt/select.h"
 #include "fsdpckpt/try.h"
 #include "io/file.h"
+#include "io/path.h"
 #include "torch/object/write.h"
 
 #include <errno.h>
@@ -283,7 +284,7 @@ static fc_code write_root(metadata_out *m, fc_error *err) {
 }
 
 static fc_code write_file(metadata_out *m, const char *path, fc_error *err) {
-    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    int fd = fc_open(path, O_WRONLY | O_CREAT | O_EXCL, 0666);
     if (fd < 0) {
         return fc_fail_errno(err, errno, "%s: cannot be created", path);
     }

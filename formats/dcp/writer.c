@@ -12,6 +12,7 @@
 #include "fsdpckpt/order.h"
 #include "fsdpckpt/try.h"
 #include "io/file.h"
+#include "io/path.h"
 #include "torch/object/write.h"
 #include "torch/zip/write.h"
 
@@ -181,7 +182,7 @@ static fc_code seal_item(dcp_writer *w, fc_dcp_item *stored, uint32_t crc32, int
 fc_code fc_dcp_finish_file(fc_writer *writer, const fc_target_file *file, fc_error *err) {
     dcp_writer *w = writer->state;
     fc_dcp_item *stored = w->items + w->file_first, *last = w->items + w->nitems;
-    int fd = open(file->path, O_WRONLY | O_CLOEXEC);
+    int fd = fc_open(file->path, O_WRONLY, 0);
     if (fd < 0) {
         return fc_fail_errno(err, errno, "%s: cannot be reopened", file->path);
     }

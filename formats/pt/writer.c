@@ -9,6 +9,7 @@
 #include "derived/flat_units.h"
 #include "fsdpckpt/try.h"
 #include "io/file.h"
+#include "io/path.h"
 #include "torch/object/write.h"
 
 #include <errno.h>
@@ -201,7 +202,7 @@ fc_code fc_pt_finish_file(fc_writer *writer, const fc_target_file *file, fc_erro
             fc_torch_zip_set_crc32(&w->zip, w->numbers[i], file->items[i].crc32);
         }
     }
-    int fd = open(w->path, O_WRONLY | O_CLOEXEC);
+    int fd = fc_open(w->path, O_WRONLY, 0);
     if (fd < 0) {
         return fc_fail_errno(err, errno, "%s: cannot be reopened", w->path);
     }

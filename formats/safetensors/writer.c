@@ -5,6 +5,7 @@
 #include "base/checked.h"
 #include "fsdpckpt/try.h"
 #include "io/file.h"
+#include "io/path.h"
 #include "safetensors/header_digest.h"
 #include "safetensors/header_out.h"
 #include "safetensors/kept.h"
@@ -193,7 +194,7 @@ static fc_code write_header(const char *path, const fc_st_header_out *header, fc
     if (!fc_add_u64(header->size, header->data, &size) || size > INT64_MAX) {
         return fc_fail(err, FC_ECORRUPT, "%s: the sizes of its tensors overflow", path);
     }
-    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    int fd = fc_open(path, O_WRONLY | O_CREAT | O_EXCL, 0666);
     if (fd < 0) {
         return fc_fail_errno(err, errno, "%s: the file cannot be created", path);
     }
@@ -236,7 +237,7 @@ out:
 /* Writes the digests of the tensors and then that of the header, which covers them. */
 fc_code fc_st_finish_file(fc_writer *writer, const fc_target_file *file, fc_error *err) {
     const writer_state *w = writer->state;
-    int fd = open(file->path, O_WRONLY | O_CLOEXEC);
+    int fd = fc_open(file->path, O_WRONLY, 0);
     if (fd < 0) {
         return fc_fail_errno(err, errno, "%s: the file cannot be reopened", file->path);
     }

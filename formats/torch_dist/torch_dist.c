@@ -14,6 +14,7 @@
 #include "fsdpckpt/io.h"
 #include "fsdpckpt/try.h"
 #include "io/file.h"
+#include "io/path.h"
 #include "pt/writer.h"
 
 #include <errno.h>
@@ -152,7 +153,7 @@ out:
 static fc_code write_description(const dist_writer *w, fc_error *err) {
     const char *path = fc_arena_printf(w->arena, "%s/%s", w->staging, description_name);
     FC_NEED(path, err, w->staging);
-    const int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    const int fd = fc_open(path, O_WRONLY | O_CREAT | O_EXCL, 0666);
     if (fd < 0) {
         return fc_fail_errno(err, errno, "%s: cannot be created", path);
     }

@@ -6,6 +6,7 @@
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/io.h"
 #include "fsdpckpt/try.h"
+#include "io/path.h"
 #include "io/replace.h"
 
 #include <errno.h>
@@ -28,7 +29,7 @@ static fc_code check_named(const fc_format *format, const char *path, const char
 fc_code fc_is_own_file(const char *path, const char *name, bool *own, fc_error *err) {
     struct stat st;
     *own = false;
-    if (lstat(path, &st) != 0) {
+    if (fc_lstat(path, &st) != 0) {
         return fc_fail_errno(err, errno, "%s: cannot be examined", path);
     }
     for (const fc_format *const *f = fc_formats(); *f && !*own; f++) {

@@ -127,7 +127,7 @@ static void edit_object(editor *e, bool inner) { // NOLINT(misc-no-recursion): t
 static fc_code write_edited(const editor *e, const char *path, fc_error *err) {
     uint64_t offset = 0;
     size_t at = 0;
-    const int fd = open(path, O_WRONLY | O_TRUNC | O_CLOEXEC);
+    const int fd = fc_open(path, O_WRONLY | O_TRUNC, 0);
     fc_code rc = fd >= 0 ? FC_OK : fc_fail_errno(err, errno, "%s: cannot be written", path);
     for (size_t i = 0; rc == FC_OK && i <= e->count; i++) {
         const edit last = {e->size, e->size, NULL}, *next = i < e->count ? &e->edits[i] : &last;

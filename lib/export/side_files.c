@@ -138,7 +138,7 @@ static fc_code copy_file(const char *source, const char *target, fc_error *err) 
     FC_TRY_GOTO(fc_open_input(source, &from, &size, err), rc, out);
     FC_TRY_GOTO(fc_fstat(from, &st) == 0 ? FC_OK : fc_fail_errno(err, errno, "%s: cannot be examined", source), rc,
                 out);
-    to = open(target, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666 & st.st_mode);
+    to = fc_open(target, O_WRONLY | O_CREAT | O_EXCL, 0666 & st.st_mode);
     FC_TRY_GOTO(to >= 0 ? FC_OK : fc_fail_errno(err, errno, "%s: cannot be created", target), rc, out);
     rc = copy_bytes(from, size, source, to, target, err);
 out:
@@ -157,7 +157,7 @@ static fc_code make_folder(const char *to, const char *name, fc_error *err) {
         return FC_OK;
     }
     snprintf(path, sizeof path, "%s/%.*s", to, (int)(slash - name), name);
-    return mkdir(path, 0777) == 0 || errno == EEXIST ? FC_OK : fc_fail_errno(err, errno, "%s: cannot be created", path);
+    return fc_mkdir(path) == 0 || errno == EEXIST ? FC_OK : fc_fail_errno(err, errno, "%s: cannot be created", path);
 }
 
 fc_code fc_side_files_copy(const char *from, const char *const *names, const char *to, fc_error *err) {

@@ -1,6 +1,7 @@
 /*
  * The commit: a target is written in a staging directory next to it, synced, and renamed into place. The target's name
- * always leads to the old target or to the complete new one. sync.c has the order of all fsyncs.
+ * always leads to the old target or to the complete new one. sync.c has the order of all fsyncs. A target in a bucket
+ * is made by staged_objects.c instead.
  */
 #include "fsdpckpt/io.h"
 #include "fsdpckpt/progress.h"
@@ -9,6 +10,7 @@
 #include "io/commit.h"
 #include "io/directory.h"
 #include "io/replace.h"
+#include "io/staged_publish.h"
 #include "io/staging.h"
 #include "io/sync.h"
 #include "net/remote.h"
@@ -30,6 +32,8 @@ struct fc_commit {
     char *target; /* resolved: no trailing slash, no symbolic link */
     char *parent; /* directory of the target */
     fc_staging staging;
+    bool remote; /* the target is in a bucket, and has no parent and no staging directory, but */
+    fc_staged_target *staged;
     bool keeps;            /* an abort keeps the staging directory, */
     bool says_so;          /* and says so */
     fc_progress *progress; /* may be NULL */
@@ -44,8 +48,25 @@ static void commit_free(fc_commit *commit) {
         } else {
             fc_staging_remove(&commit->staging);
         }
+        fc_staged_free(commit->staged);
         free(commit);
     }
+}
+
+/* What a target in a bucket cannot be. */
+static fc_code check_remote(const fc_commit *commit, fc_error *err) {
+    const char *what = commit->how.resumable     ? "a conversion that can be resumed"
+                       : commit->how.keep_others ? "a checkpoint of several processes"
+                                                 : NULL;
+    FC_TRY(fc_staged_check(commit->target, err));
+    if (fc_remote_is_root(commit->target) && !commit->how.is_directory) {
+        return fc_fail(err, FC_EUSAGE, "%s: is a bucket, and the target is one file: name a file in it",
+                       commit->target);
+    }
+    return !what
+               ? FC_OK
+               : fc_fail(err, FC_EUNSUPPORTED, "%s: %s cannot be in a bucket: write it on this machine, and upload it",
+                         commit->target, what);
 }
 
 /* Fills `target` and `parent`. */
@@ -65,8 +86,8 @@ static fc_code resolve(fc_commit *commit, fc_error *err) {
     commit->target = strndup(target, len);
     FC_NEED(commit->target, err, NULL);
     if (fc_is_remote(target)) {
-        return fc_fail(err, FC_EUNSUPPORTED,
-                       "%s: nothing is written to servers: write the target on this machine, and upload it", target);
+        commit->remote = true;
+        return check_remote(commit, err);
     }
     char *real = realpath(commit->target, NULL);
     if (real) {
@@ -126,6 +147,12 @@ static fc_code prepare(const fc_commit_options *how, bool clear, fc_commit **out
     fc_commit *commit = NULL;
     fc_code rc;
     FC_TRY_GOTO(new_commit(how, &commit, err), rc, out);
+    if (commit->remote) {
+        FC_TRY_GOTO(clear ? fc_staged_clear(commit->target, how->is_directory, &commit->how.reporter, err) : FC_OK, rc,
+                    out);
+        rc = fc_check_replaced(&commit->how, commit->target, err);
+        goto out;
+    }
     if (clear && access(commit->parent, W_OK | X_OK) == 0) {
         FC_TRY_GOTO(fc_staging_clear(commit->parent, name_of(commit), &commit->how.reporter, how->resumable, NULL, err),
                     rc, out);
@@ -168,6 +195,9 @@ const char *fc_commit_folder(const fc_commit *commit) {
 
 /* Makes the staging directory and, for a target directory or scratch, the directory in it to write to. */
 static fc_code stage(fc_commit *commit, bool is_directory, fc_error *err) {
+    if (commit->remote) {
+        return fc_staged_begin(commit->target, is_directory, &commit->staged, err);
+    }
     if (commit->how.resumable) {
         FC_TRY(fc_staging_resume(commit->parent, name_of(commit), &commit->staging, &commit->keeps, err));
     } else {
@@ -196,6 +226,12 @@ fc_code fc_commit_scratch(const char *target, fc_commit **out, fc_error *err) {
     const fc_commit_options scratch = {.path = target, .is_directory = true};
     fc_code rc;
     FC_TRY_GOTO(new_commit(&scratch, out, err), rc, out);
+    FC_TRY_GOTO((*out)->remote ? fc_fail(err, FC_EUNSUPPORTED,
+                                         "%s: what needs temporary files cannot be made in a bucket: write it on this "
+                                         "machine, and upload it",
+                                         target)
+                               : FC_OK,
+                rc, out);
     rc = stage(*out, true, err);
 out:
     if (rc != FC_OK) {
@@ -206,7 +242,7 @@ out:
 }
 
 const char *fc_commit_path(const fc_commit *commit) {
-    return commit->staging.new_path;
+    return commit->remote ? fc_staged_path(commit->staged) : commit->staging.new_path;
 }
 
 /* Some file systems (NFS, some FUSE) do not support the flags of renameat2. */
@@ -310,9 +346,20 @@ void fc_commit_count(fc_commit *commit, fc_progress *progress) {
     commit->progress = progress;
 }
 
+/* Shows the target in its bucket, and then deletes what it replaces. */
+static fc_code publish_remote(fc_commit *commit, fc_error *err) {
+    FC_TRY(fc_check_replaced(&commit->how, commit->target, err));
+    FC_TRY(fc_staged_publish(commit->staged, !commit->how.force, commit->progress, err));
+    return commit->how.force && commit->how.is_directory ? fc_staged_replace(commit->staged, &commit->how, err) : FC_OK;
+}
+
 fc_code fc_commit_finish(fc_commit *commit, fc_error *err) {
     const char *made = fc_commit_path(commit);
     fc_code rc;
+    if (commit->remote) {
+        rc = publish_remote(commit, err);
+        goto out;
+    }
     FC_TRY_GOTO(fc_keep_permissions(&commit->how, commit->target, made, err), rc, out);
     FC_TRY_GOTO(fc_limit_permissions(made, commit->how.forbidden, err), rc, out);
     if (commit->how.is_directory) {

@@ -6,6 +6,7 @@
 #include "fsdpckpt/order.h"
 #include "fsdpckpt/try.h"
 #include "io/path.h"
+#include "io/staged_objects.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -23,6 +24,10 @@ fc_code fc_dir_open(fc_dir *dir, const char *path, fc_error *err) {
     if (fc_is_remote(path)) {
         *dir = (fc_dir){.path = path};
         return fc_remote_list(path, &dir->remote, err);
+    }
+    if (fc_is_staged(path)) {
+        *dir = (fc_dir){.path = path};
+        return fc_staged_list(path, &dir->remote, err);
     }
     return opened(dir, path, opendir(path), err);
 }
@@ -54,17 +59,25 @@ const char *fc_dir_next(fc_dir *dir) {
     return NULL;
 }
 
+fc_code fc_dir_stat(const fc_dir *dir, const char *name, struct stat *st, fc_error *err) {
+    char path[PATH_MAX];
+    bool found = false;
+    if (!dir->dir) { /* it is not on this machine */
+        if (snprintf(path, sizeof path, "%s/%s", dir->path, name) >= PATH_MAX) {
+            return fc_fail(err, FC_EUNSUPPORTED, "%s/%s: the name is too long", dir->path, name);
+        }
+        FC_TRY(fc_stat_path(path, st, &found, err));
+        return found ? FC_OK : fc_fail(err, FC_ECORRUPT, "%s: the file is missing", path);
+    }
+    return fstatat(dirfd(dir->dir), name, st, AT_SYMLINK_NOFOLLOW) == 0
+               ? FC_OK
+               : fc_fail_errno(err, errno, "%s/%s: cannot be examined", dir->path, name);
+}
+
 fc_code fc_dir_is_folder(const fc_dir *dir, const char *name, bool *is_folder, fc_error *err) {
     struct stat st;
-    char path[PATH_MAX];
     *is_folder = false;
-    if (fc_is_remote(dir->path)) {
-        return snprintf(path, sizeof path, "%s/%s", dir->path, name) < PATH_MAX ? fc_is_directory(path, is_folder, err)
-                                                                                : FC_OK;
-    }
-    if (fstatat(dirfd(dir->dir), name, &st, AT_SYMLINK_NOFOLLOW) != 0) {
-        return fc_fail_errno(err, errno, "%s/%s: cannot be examined", dir->path, name);
-    }
+    FC_TRY(fc_dir_stat(dir, name, &st, err));
     *is_folder = S_ISDIR(st.st_mode);
     return FC_OK;
 }

@@ -51,6 +51,9 @@ fc_code fc_dir_open_at(fc_dir *dir, int fd, const char *path, fc_error *err);
 /** @return the next name except "." and "..", valid until the next call; NULL at the end or after an error. */
 const char *fc_dir_next(fc_dir *dir);
 
+/** Examines the entry `name`, without following a link. */
+fc_code fc_dir_stat(const fc_dir *dir, const char *name, struct stat *st, fc_error *err);
+
 /** Returns whether the entry `name` is a directory, and not a link to one. */
 fc_code fc_dir_is_folder(const fc_dir *dir, const char *name, bool *is_folder, fc_error *err);
 

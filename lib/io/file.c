@@ -24,7 +24,7 @@ fc_code fc_open_input(const char *path, int *fd, uint64_t *size, fc_error *err) 
         return fc_remote_open(path, fd, size, err);
     }
     /* With O_NONBLOCK, opening a FIFO without a writer does not hang. It has no effect on regular files. */
-    int f = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    int f = fc_open(path, O_RDONLY | O_NONBLOCK, 0);
     if (f < 0) {
         return errno == ENOENT || errno == ENOTDIR ? fc_fail(err, FC_ECORRUPT, "%s: the file is missing", path)
                                                    : fc_fail_errno(err, errno, "%s: cannot be opened", path);
@@ -159,7 +159,7 @@ fc_code fc_close_written(int fd, fc_code rc, const char *path, fc_error *err) {
 }
 
 fc_code fc_create_zeros(const char *path, uint64_t size, fc_error *err) {
-    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    int fd = fc_open(path, O_WRONLY | O_CREAT | O_EXCL, 0666);
     if (fd < 0) {
         return fc_fail_errno(err, errno, "%s: cannot be created", path);
     }

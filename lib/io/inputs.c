@@ -87,8 +87,25 @@ static fc_code find_input(const place *p, const char *path, bool *held, fc_error
     return FC_OK;
 }
 
+/* Names on servers are compared as text. */
+static fc_code check_remote(const char *target, const char *const *inputs, fc_error *err) {
+    const size_t length = strlen(target) - (target[strlen(target) - 1] == '/');
+    for (; *inputs; inputs++) {
+        const size_t other = strlen(*inputs) - ((*inputs)[strlen(*inputs) - 1] == '/');
+        const size_t common = length < other ? length : other;
+        if (strncmp(target, *inputs, common) == 0 && strchr("/", target[common]) && strchr("/", (*inputs)[common])) {
+            return fc_fail(err, FC_EUSAGE, "%s: is, contains or is in %s, which is read: name another target", target,
+                           *inputs);
+        }
+    }
+    return FC_OK;
+}
+
 fc_code fc_check_inputs(const char *target, const char *const *inputs, const char *what, fc_error *err) {
     struct stat st;
+    if (fc_is_remote(target)) {
+        return check_remote(target, inputs, err);
+    }
     if (stat(target, &st) != 0) {
         return FC_OK; /* nothing is replaced; the commit reports other errors */
     }

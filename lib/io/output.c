@@ -4,6 +4,8 @@
  */
 #include "io/output.h"
 #include "io/file.h"
+#include "io/path.h"
+#include "io/staged_objects.h"
 
 #include "fsdpckpt/try.h"
 
@@ -20,8 +22,9 @@ fc_code fc_output_open(fc_output *output, const char *path, bool cached, fc_erro
     output->path = path;
     output->cached = cached;
     output->block = page > FC_OUTPUT_BLOCK ? (size_t)page : FC_OUTPUT_BLOCK;
-    output->direct = NOT_OPENED;
-    output->fd = open(path, O_WRONLY | O_CLOEXEC);
+    output->staged = fc_staged_find(path);
+    output->direct = fc_is_staged(path) ? REFUSED : NOT_OPENED;
+    output->fd = fc_open(path, O_WRONLY, 0);
     return output->fd < 0 ? fc_fail_errno(err, errno, "%s: cannot be written", path) : FC_OK;
 }
 
@@ -91,6 +94,10 @@ static fc_code write_cached(const fc_output *output, const unsigned char *bytes,
 }
 
 fc_code fc_output_write(fc_output *output, const unsigned char *bytes, size_t size, uint64_t offset, fc_error *err) {
+    if (output->staged) {
+        FC_TRY(fc_pwrite_full(output->fd, bytes, size, offset, output->path, err));
+        return fc_staged_wrote(output->staged, offset, size, err);
+    }
     if (output->cached) {
         return write_cached(output, bytes, size, offset, err);
     }
@@ -119,6 +126,9 @@ fc_code fc_output_write(fc_output *output, const unsigned char *bytes, size_t si
 
 fc_code fc_output_allocate(const char *path, fc_error *err) {
     struct stat st;
+    if (fc_is_staged(path)) {
+        return FC_OK; /* its memory is that of its parts, one after another */
+    }
     int fd = open(path, O_WRONLY | O_CLOEXEC);
     if (fd < 0) {
         return fc_fail_errno(err, errno, "%s: cannot be written", path);

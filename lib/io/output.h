@@ -25,7 +25,8 @@ typedef struct fc_output {
     int fd;           /* goes through the page cache */
     int direct;       /* goes past it; -1 when not opened yet, -2 when refused */
     size_t block;
-    bool cached; /* all goes through the page cache */
+    bool cached;                   /* all goes through the page cache */
+    struct fc_staged_file *staged; /* the file is made in a bucket, which gets its parts; else NULL */
 } fc_output;
 
 /**

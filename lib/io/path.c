@@ -3,9 +3,11 @@
  */
 #include "io/path.h"
 
+#include "io/staged_objects.h"
 #include "net/remote.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,7 +25,7 @@ static void fill(struct stat *st, const fc_remote_info *info) {
 fc_code fc_stat_path(const char *path, struct stat *st, bool *found, fc_error *err) {
     fc_remote_info info;
     if (!fc_is_remote(path)) {
-        *found = stat(path, st) == 0;
+        *found = fc_stat(path, st) == 0;
         return *found || errno == ENOENT || errno == ENOTDIR
                    ? FC_OK
                    : fc_fail_errno(err, errno, "%s: cannot be examined", path);
@@ -41,7 +43,7 @@ int fc_stat(const char *path, struct stat *st) {
     bool found;
     fc_error unused;
     if (!fc_is_remote(path)) {
-        return stat(path, st);
+        return fc_is_staged(path) ? fc_staged_stat(path, st) : stat(path, st);
     }
     const fc_code rc = fc_stat_path(path, st, &found, &unused);
     errno = rc == FC_OK ? ENOENT : EIO;
@@ -49,7 +51,7 @@ int fc_stat(const char *path, struct stat *st) {
 }
 
 int fc_lstat(const char *path, struct stat *st) {
-    return fc_is_remote(path) ? fc_stat(path, st) : lstat(path, st);
+    return fc_is_remote(path) || fc_is_staged(path) ? fc_stat(path, st) : lstat(path, st);
 }
 
 int fc_fstat(int fd, struct stat *st) {
@@ -70,12 +72,20 @@ int fc_fstat(int fd, struct stat *st) {
 
 int fc_access(const char *path, int mode) {
     struct stat st;
-    return fc_is_remote(path) ? fc_stat(path, &st) : access(path, mode);
+    return fc_is_remote(path) || fc_is_staged(path) ? fc_stat(path, &st) : access(path, mode);
 }
 
 char *fc_realpath(const char *path, char out[PATH_MAX]) {
-    if (!fc_is_remote(path)) {
+    if (!fc_is_remote(path) && !fc_is_staged(path)) {
         return realpath(path, out);
     }
     return snprintf(out, PATH_MAX, "%s", path) < PATH_MAX ? out : NULL;
+}
+
+int fc_open(const char *path, int flags, unsigned mode) {
+    return fc_is_staged(path) ? fc_staged_open(path, flags) : open(path, flags | O_CLOEXEC, mode);
+}
+
+int fc_mkdir(const char *path) {
+    return fc_is_staged(path) ? 0 : mkdir(path, 0777);
 }

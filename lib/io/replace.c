@@ -7,6 +7,7 @@
 #include "fsdpckpt/order.h"
 #include "fsdpckpt/try.h"
 #include "io/directory.h"
+#include "io/path.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -57,13 +58,11 @@ static fc_code refuse_existing(const char *path, fc_error *err) {
 }
 
 /* @param name relative to the target, as in own_files. @param entry the same in `directory`. */
-static fc_code check_entry(const fc_commit_options *how, const char *path, int directory, const char *entry,
+static fc_code check_entry(const fc_commit_options *how, const char *path, const fc_dir *directory, const char *entry,
                            const char *name, fc_error *err) {
     struct stat st;
     bool own = false;
-    if (fstatat(directory, entry, &st, AT_SYMLINK_NOFOLLOW) != 0) {
-        return fc_fail_errno(err, errno, "%s/%s: cannot be examined", path, name);
-    }
+    FC_TRY(fc_dir_stat(directory, entry, &st, err));
     if (S_ISREG(st.st_mode) && fc_has_text(how->also, name)) {
         return FC_OK;
     }
@@ -88,16 +87,18 @@ static fc_code open_folder(fc_dir *dir, int directory, const char *name, fc_erro
 }
 
 /* A folder in the target: targets have no deeper ones. */
-static fc_code check_folder(const fc_commit_options *how, const char *path, int directory, const char *folder,
+static fc_code check_folder(const fc_commit_options *how, const char *path, const fc_dir *directory, const char *folder,
                             fc_error *err) {
-    char name[2 * NAME_MAX + 2];
+    char name[2 * NAME_MAX + 2], full[PATH_MAX];
     fc_dir dir = {0};
     size_t count = 0;
     fc_code rc;
-    FC_TRY_GOTO(open_folder(&dir, directory, folder, err), rc, out);
+    snprintf(full, sizeof full, "%s/%s", path, folder);
+    FC_TRY_GOTO(directory->dir ? open_folder(&dir, dirfd(directory->dir), folder, err) : fc_dir_open(&dir, full, err),
+                rc, out);
     for (const char *entry; (entry = fc_dir_next(&dir)) != NULL; count++) {
         snprintf(name, sizeof name, "%s/%s", folder, entry);
-        FC_TRY_GOTO(check_entry(how, path, dirfd(dir.dir), entry, name, err), rc, out);
+        FC_TRY_GOTO(check_entry(how, path, &dir, entry, name, err), rc, out);
     }
 out:
     FC_TRY(fc_dir_close(&dir, rc, err));
@@ -112,8 +113,7 @@ static fc_code check_child(const fc_commit_options *how, const char *path, const
     bool folder;
     FC_TRY(fc_dir_is_folder(dir, name, &folder, err));
     FC_TRY(folder && how->keep_others ? check_kept(how, path, name, err) : FC_OK);
-    return folder ? check_folder(how, path, dirfd(dir->dir), name, err)
-                  : check_entry(how, path, dirfd(dir->dir), name, name, err);
+    return folder ? check_folder(how, path, dir, name, err) : check_entry(how, path, dir, name, name, err);
 }
 
 /* An empty directory was made for the target, so replacing it does not need `force`. */
@@ -141,8 +141,15 @@ static fc_code check_mount(const char *path, fc_error *err) {
 
 fc_code fc_check_replaced(const fc_commit_options *how, const char *path, fc_error *err) {
     struct stat st;
-    if (lstat(path, &st) != 0) {
-        return errno == ENOENT ? FC_OK : fc_fail_errno(err, errno, "%s: cannot be examined", path);
+    bool found = true;
+    if (fc_is_remote(path)) {
+        FC_TRY(fc_stat_path(path, &st, &found, err));
+    } else if (lstat(path, &st) != 0) {
+        found = false;
+        FC_TRY(errno == ENOENT ? FC_OK : fc_fail_errno(err, errno, "%s: cannot be examined", path));
+    }
+    if (!found) {
+        return FC_OK;
     }
     if (S_ISDIR(st.st_mode) && !how->is_directory) {
         return fc_fail(err, FC_EUSAGE, "%s: is a directory, and the target is one file: name a file in it", path);

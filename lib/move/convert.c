@@ -5,12 +5,13 @@
 #include "fsdpckpt/move.h"
 
 #include "base/checked.h"
-#include "base/file_name.h"
 #include "fsdpckpt/seal.h"
 #include "fsdpckpt/try.h"
 #include "integrity/source_crc.h"
 #include "io/commit.h"
+#include "io/staged_objects.h"
 #include "move/check_readable.h"
+#include "move/check_request.h"
 #include "move/check_target.h"
 #include "move/held.h"
 #include "move/resume.h"
@@ -160,7 +161,7 @@ static fc_code check_written(const fc_conversion *m, const char *staging, const 
                                        .path = staging,
                                        .digests = m->move.digests,
                                        .unmoved = m->unmoved,
-                                       .sampled = !m->move_file,
+                                       .sampled = !m->move_file && !fc_is_staged(staging),
                                        .work = &m->move.work};
     return fc_check_target(&written, err);
 }
@@ -280,10 +281,6 @@ static fc_code begin_commit(const fc_commit_options *how, bool fits, const fc_co
     return fc_ranks_leads(options->comm) ? fc_commit_begin(how, out, err) : FC_OK;
 }
 
-static bool is_directory(const fc_target *target, const fc_format *format) {
-    return format->target.is_directory ? format->target.is_directory(target) : target->mesh->ndim > 0;
-}
-
 static fc_code write_target(const fc_target *target, const char *path, const fc_convert_options *options,
                             fc_convert_report *report, fc_error *err) {
     fc_commit *commit = NULL;
@@ -295,7 +292,7 @@ static fc_code write_target(const fc_target *target, const char *path, const fc_
     }
     const fc_format *format = options->format;
     const fc_commit_options how = {.path = path,
-                                   .is_directory = is_directory(target, format),
+                                   .is_directory = fc_target_is_directory(target, format),
                                    .force = options->force,
                                    .bytes = bytes,
                                    .resumable = options->resumable,
@@ -315,43 +312,6 @@ static fc_code write_target(const fc_target *target, const char *path, const fc_
     FC_TRY(fc_ranks_agree(options->comm, written, err));
     if (commit) {
         fc_seal_forget(path);
-    }
-    return FC_OK;
-}
-
-/* Rejects invalid requests before any data is read. */
-static fc_code check_request(const fc_checkpoint *source, const char *path, const fc_convert_options *options,
-                             fc_error *err) {
-    if (!fc_format_writes(options->format)) {
-        return fc_fail(err, FC_EUNSUPPORTED, "%s: the format '%s' can be read but not written",
-                       path ? path : source->path, options->format->name);
-    }
-    if (source->format->layout_only && !options->dry_run) {
-        return fc_advise(err, fc_fail(err, FC_EUSAGE, "%s: a schema has no data to convert", source->path),
-                         FC_HINT_DRY_RUN, NULL);
-    }
-    FC_TRY(fc_memory_check(options->work.memory, err));
-    if (!path && !options->dry_run) {
-        return fc_fail(err, FC_EUSAGE, "%s: no target path given", source->path);
-    }
-    if (options->resumable && (options->comm || options->own_shards)) {
-        return fc_fail(err, FC_EUNSUPPORTED, "%s: a conversion by several processes cannot be resumed",
-                       path ? path : source->path);
-    }
-    if (options->resumable && options->selection.compress) {
-        return fc_fail(
-            err, FC_EUNSUPPORTED,
-            "%s: a conversion that compresses cannot be resumed, because the place of each chunk depends on all "
-            "before it: convert without compression, and compress the result",
-            path ? path : source->path);
-    }
-    if (options->own_shards && options->format->target.adapt) {
-        return fc_fail(err, FC_EUNSUPPORTED, "%s: cannot be written as %s directly: save it as dcp, and convert that",
-                       source->path, options->format->name);
-    }
-    if (options->own_shards && options->comm && options->selection.compress) {
-        return fc_fail(err, FC_EUSAGE, "%s: with its data in the memory of %d ranks, the target must be uncompressed",
-                       source->path, options->comm->size);
     }
     return FC_OK;
 }
@@ -378,49 +338,11 @@ static bool holds_all(const fc_target *target, const fc_convert_options *options
     return all;
 }
 
-/* Whether a target of this name was asked for as a file: by an extension, unless it ends with a slash or is a directory
- * already. */
-static bool names_file(const char *path) {
-    struct stat st;
-    const char *name = fc_base_name(path), *dot = strrchr(name, '.');
-    return dot && dot > name && fc_format_of_extension(dot) && !(stat(path, &st) == 0 && S_ISDIR(st.st_mode));
-}
-
-/* Refuses to make a directory under the name of a file. */
-static fc_code check_name(const fc_target *target, const char *path, const fc_format *format, fc_error *err) {
-    if (!is_directory(target, format) || !names_file(path)) {
-        return FC_OK;
-    }
-    if (!format->target.is_checkpoint) { /* never one file */
-        return fc_fail(err, FC_EUSAGE,
-                       "%s: names a file, but a checkpoint of the format '%s' is a directory; name a directory", path,
-                       format->name);
-    }
-    if (target->mesh->ndim > 0) {
-        return fc_advise(
-            err, fc_fail(err, FC_EUSAGE, "%s: names a file, but one file for each rank makes a directory", path),
-            FC_HINT_ONE_FILE, NULL);
-    }
-    return fc_advise(err,
-                     fc_fail(err, FC_EUSAGE, "%s: names a file, but files of a limited size make a directory", path),
-                     FC_HINT_UNSPLIT, NULL);
-}
-
 /* The target must not replace an input, unless it holds everything of it. */
 static fc_code check_target(const fc_target *target, const char *path, const fc_convert_options *options,
                             const fc_convert_report *report, fc_error *err) {
     FC_TRY(fc_checkpoint_spare(target->source, path, holds_all(target, options, report), err));
     return options->inputs ? fc_check_inputs(path, options->inputs, "a file", err) : FC_OK;
-}
-
-/* Lists the formats whose targets can be compressed. */
-static void list_compressing(char *names, size_t size) {
-    size_t used = 0;
-    for (const fc_format *const *f = fc_formats(); *f && used < size; f++) {
-        if ((*f)->writer.place) {
-            used += (size_t)snprintf(names + used, size - used, "%s%s", used ? ", " : "", (*f)->name);
-        }
-    }
 }
 
 static size_t count_reshaped(const fc_target *target, const fc_format_target *traits) {
@@ -448,21 +370,15 @@ static fc_code select_values(const fc_checkpoint *source, const fc_convert_optio
 static fc_code plan_conversion(const fc_checkpoint *source, const char *path, const fc_convert_options *options,
                                fc_arena *arena, fc_checkpoint **adapted, fc_target *target, fc_convert_report *report,
                                fc_error *err) {
-    FC_TRY(check_request(source, path, options, err));
+    FC_TRY(fc_check_request(source, path, options, err));
     fc_progress_begin(options->work.progress, FC_PHASE_PLANNING, FC_COUNTED_TENSORS, 0);
-    if (options->selection.compress && !options->format->writer.place) {
-        char names[128] = "";
-        list_compressing(names, sizeof names);
-        return fc_fail(err, FC_EUNSUPPORTED, "the format '%s' has no compression; these have: %s",
-                       options->format->name, names);
-    }
     FC_NEED(arena, err, NULL);
     report->memory = options->work.memory ? options->work.memory : FC_DEFAULT_MEMORY;
     FC_TRY(select_values(source, options, arena, adapted, target, &report->selected, err));
     source = target->source;
     if (path) {
         FC_TRY(check_target(target, path, options, report, err));
-        FC_TRY(check_name(target, path, options->format, err));
+        FC_TRY(fc_check_target_name(target, path, options->format, err));
     }
     FC_TRY(fc_check_all_readable(target, err));
     FC_TRY(check_headers(source, options->work.progress, err));

@@ -6,8 +6,10 @@
 
 #include "base/pages.h"
 #include "fsdpckpt/cast.h"
+#include "fsdpckpt/order.h"
 #include "fsdpckpt/try.h"
 #include "io/output.h"
+#include "io/staged_objects.h"
 #include "move/file.h"
 #include "move/queue.h"
 #include "move/resume.h"
@@ -218,9 +220,36 @@ static uint64_t owned_bytes(const fc_target *target, const fc_target_file *file,
     return total;
 }
 
+static int compare_data(const void *a, const void *b) {
+    const fc_staged_data *x = a, *y = b;
+    return FC_ORDER(x->offset, y->offset);
+}
+
 static int choose_move_threads(const fc_move_options *options, uint64_t bytes) {
     bytes /= options && options->shares > 1 ? options->shares : 1;
     return fc_useful_threads(options ? options->work.threads : 0, bytes, FC_TILE_BYTES / 4);
+}
+
+/* Divides a file that is made in a bucket into parts. `*part`: bytes of one, which each worker holds; 0: none. */
+static fc_code divide_file(const fc_target *target, const fc_target_file *file, uint64_t *part, fc_error *err) {
+    size_t count = 0;
+    *part = 0;
+    if (!fc_is_staged(file->path)) {
+        return FC_OK;
+    }
+    fc_staged_data *data = calloc(file->nitems + 1, sizeof *data);
+    FC_NEED(data, err, file->path);
+    for (size_t i = 0; i < file->nitems; i++) {
+        const fc_target_item *item = &file->items[i];
+        const uint64_t size = item->owned && !item->chunk ? fc_target_item_bytes(target, item) : 0;
+        if (size > 0) {
+            data[count++] = (fc_staged_data){item->offset, size};
+        }
+    }
+    fc_sort_items(data, count, sizeof *data, compare_data);
+    fc_code rc = fc_staged_divide(file->path, data, count, part, err);
+    free(data);
+    return rc;
 }
 
 /* Runs the workers on an engine whose budget and cache are made. */
@@ -248,8 +277,9 @@ fc_code fc_move_file(const fc_target *target, const fc_target_file *file, const 
     engine e = {.target = target, .file = file, .progress = options ? options->work.progress : NULL};
     e.recorded = options ? options->recorded : NULL;
     e.cached = options && options->work.cached;
-    uint64_t bytes = owned_bytes(target, file, &e.casts);
-    const fc_worker_needs needs = {.sources = 1, .tiles = e.casts ? 2 : 1, .extra = sizeof(fc_batch)};
+    uint64_t bytes = owned_bytes(target, file, &e.casts), part;
+    FC_TRY(divide_file(target, file, &part, err));
+    const fc_worker_needs needs = {.sources = 1, .tiles = e.casts ? 2 : 1, .extra = sizeof(fc_batch) + part};
     FC_TRY(
         fc_budget_divide(options ? &options->work : NULL, choose_move_threads(options, bytes), &needs, &e.budget, err));
     if (!options || options->share == 0) { /* the first of the processes that write this file together */

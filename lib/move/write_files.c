@@ -8,6 +8,7 @@
 #include "base/crc.h"
 #include "fsdpckpt/try.h"
 #include "integrity/source_crc.h"
+#include "io/staged_objects.h"
 #include "io/sync.h"
 #include "move/file.h"
 #include "move/resume.h"
@@ -59,6 +60,7 @@ static fc_code write_file(fc_conversion *m, fc_target_file *file, fc_arena *aren
     FC_TRY(fc_ranks_join_items(m->comm, written, m->target, file, m->move.crc32, err));
     const bool finishes = m->leads && writer->finish_file;
     FC_TRY(fc_ranks_agree(m->comm, finishes ? writer->finish_file(&m->writer, file, err) : FC_OK, err));
+    FC_TRY(fc_staged_end(file->path, err));
     return m->apart ? fc_sync_path(AT_FDCWD, file->path, file->path, err)
                     : FC_OK; /* rank 0 cannot sync another machine's page cache */
 }

@@ -379,6 +379,10 @@ fc_code fc_view(const fc_checkpoint *source, const char *path, const fc_view_opt
     if (source->format->layout_only) {
         return fc_fail(err, FC_EUSAGE, "%s: a schema has no data to view", source->path);
     }
+    if (path && fc_is_remote(path)) {
+        return fc_fail(err, FC_EUNSUPPORTED,
+                       "%s: a view in a bucket cannot refer to files: write it on this machine, and upload it", path);
+    }
     for (size_t i = 0; i < source->nfiles; i++) {
         if (fc_is_remote(source->files[i].path)) {
             return fc_fail(err, FC_EUNSUPPORTED,

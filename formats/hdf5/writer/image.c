@@ -10,6 +10,7 @@
 #include "hdf5/writer/image_chunks.h"
 #include "hdf5/writer/types_write.h"
 #include "io/file.h"
+#include "io/path.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -100,7 +101,7 @@ fc_h5_heap_id fc_h5_image_heap_add(fc_h5_image *image, const void *bytes, size_t
 /* Opens the file for writing, and creates it the first time. */
 static fc_code open_file(fc_h5_image *image, int flags, fc_error *err) {
     if (image->fd < 0) {
-        image->fd = open(image->path, O_WRONLY | O_CLOEXEC | flags, 0666);
+        image->fd = fc_open(image->path, O_WRONLY | flags, 0666);
     }
     return image->fd < 0 ? fc_fail_errno(err, errno, "%s: cannot be created", image->path) : FC_OK;
 }

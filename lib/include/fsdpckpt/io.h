@@ -26,6 +26,10 @@ typedef struct fc_own_file {
 int fc_stat(const char *path, struct stat *st);
 int fc_access(const char *path, int mode);
 
+/** Like open(2) with O_CLOEXEC, also for what fc_commit_path names for a target in a bucket. Not for files on servers:
+ *  these are checkpoints, which fc_checkpoint_open opens. */
+int fc_open(const char *path, int flags, unsigned mode);
+
 /**
  * Checks that a file or directory that the caller named in addition to the checkpoint, such as a plan, exists.
  * @param what what it should be, for the message: "a TP plan".

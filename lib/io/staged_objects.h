@@ -1,0 +1,106 @@
+/*
+ * Targets in buckets while they are made. Each file of such a target is in memory until its parts are sent: a memfd of
+ * the file's length, with holes where what was sent has been. The server shows nothing of it before
+ * fc_staged_publish.
+ *
+ * A file is known by the name that it will have, after FC_STAGED: "new:s3://bucket/folder/model.safetensors". The calls
+ * of io/path.h and fc_open_input find it by that name, so that formats write and read it like any other file. A process
+ * has one table of these names, as it has one file system (docs/ARCHITECTURE.md, decisions).
+ *
+ * A part is sent by the thread that writes the last byte of it. A byte that the engine moves is written once. Other
+ * bytes, of headers, may be written again until fc_staged_final or fc_staged_end is called.
+ */
+#pragma once
+
+#include "fsdpckpt/error.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/stat.h>
+
+#define FC_STAGED "new:"
+
+enum {
+    /* A part of an object, but for the last one; S3 accepts no smaller parts. Objects so large that they would have
+       more than FC_STAGED_MOST_PARTS have larger parts. */
+    FC_STAGED_PART = 5 << 20,
+    FC_STAGED_MOST_PARTS = 10000,
+};
+
+struct fc_entry_names;
+struct fc_progress;
+
+/** Returns whether a path is a name of a file that is being made, or of its folder. */
+bool fc_is_staged(const char *path);
+
+/* ---- the target ---- */
+
+/** A target in a bucket that is being made. */
+typedef struct fc_staged_target fc_staged_target;
+
+/**
+ * Begins the target `name`, a folder or one object.
+ * @return FC_EUSAGE if this process is making it already
+ */
+fc_code fc_staged_begin(const char *name, bool is_folder, fc_staged_target **out, fc_error *err);
+
+/** Returns the path to write to. */
+const char *fc_staged_path(const fc_staged_target *target);
+
+/** Returns the number of files. */
+size_t fc_staged_count(const fc_staged_target *target);
+
+/** Returns whether the target has a file of this name, relative to it. */
+bool fc_staged_has(const fc_staged_target *target, const char *name);
+
+/**
+ * Sends what has not been sent, and makes all files visible: those that the engine wrote, in the order of their
+ * creation, and then the others, the first of them last, because an index is created before what is put next to it.
+ * @param only_new fails with FC_EUSAGE if an object exists
+ * @param progress counts files; may be NULL
+ */
+fc_code fc_staged_publish(fc_staged_target *target, bool only_new, struct fc_progress *progress, fc_error *err);
+
+/** Aborts all that is not visible, and frees it. NULL is allowed. */
+void fc_staged_free(fc_staged_target *target);
+
+/* ---- its files, by name ---- */
+
+/** open(2): the descriptor is one of its own, with its own position. @return -1 with errno */
+int fc_staged_open(const char *path, int flags);
+
+/** stat(2). A folder exists as long as a file in it does, and the target itself always. @return -1 with errno */
+int fc_staged_stat(const char *path, struct stat *st);
+
+/** The names in a folder. @param out freed by the caller, also after a failure */
+fc_code fc_staged_list(const char *path, struct fc_entry_names *out, fc_error *err);
+
+/* ---- parts ---- */
+
+/** Bytes of a file that the engine moves. */
+typedef struct fc_staged_data {
+    uint64_t offset, size;
+} fc_staged_data;
+
+typedef struct fc_staged_file fc_staged_file;
+
+/**
+ * Divides a file, which has its final length, into parts, and begins to send it. Nothing else is written to bytes of
+ * `data`, and each of them once.
+ * @param data in ascending order, without overlaps; copied
+ * @param most_part receives the bytes of a part
+ */
+fc_code fc_staged_divide(const char *path, const fc_staged_data *data, size_t count, uint64_t *part, fc_error *err);
+
+/** @return the file that a path names; NULL if the path is not that of a file that is divided */
+fc_staged_file *fc_staged_find(const char *path);
+
+/** The engine has written these bytes. Sends the parts that are complete now. Any thread may call it. */
+fc_code fc_staged_wrote(fc_staged_file *file, uint64_t offset, uint64_t size, fc_error *err);
+
+/** The format has written these bytes and does not write them again. For a path on this machine it does nothing. */
+fc_code fc_staged_final(const char *path, uint64_t offset, uint64_t size, fc_error *err);
+
+/** The format has finished a file: sends all parts that are left. For a path on this machine it does nothing. */
+fc_code fc_staged_end(const char *path, fc_error *err);

@@ -1,0 +1,316 @@
+#!/usr/bin/env python3
+"""Targets in buckets: they equal those on a disk, byte for byte; each byte is sent once, no file is made here and memory is bounded. A run
+that fails or is killed at any request leaves nothing that is visible or paid for once the next one has begun."""
+
+import glob
+import hashlib
+import os
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+import unittest
+
+import net_server
+from harness import BINARY, HANG, corpus
+from s3_server import BUCKET, KEY, REGION, SECRET, TOKEN, S3
+from test_net import Net, made, safetensors
+
+PART = 5 << 20
+MARK = ".fsdpckpt-unfinished"
+TARGET = "s3://%s/a folder/7" % BUCKET
+PREFIX = "a folder/7"
+
+
+def summary(data):
+    return len(data), hashlib.md5(data).hexdigest()
+
+
+class Counting(S3):
+    """Counts what is received, and calls `each` with the number of a request before it is answered."""
+
+    def __init__(self):
+        super().__init__({}, least_part=PART)
+        self.received, self.requests, self.each = 0, 0, lambda number: None
+
+    def __call__(self, handler):
+        with self.lock:
+            self.requests += 1
+            self.received += int(handler.headers.get("Content-Length", 0)) if handler.command == "PUT" else 0
+            number = self.requests
+        self.each(number)
+        return super().__call__(handler)
+
+
+class Targets(Net):
+    def setUp(self):
+        super().setUp()
+        self.s3 = Counting()
+        self.server = net_server.start(self.s3.files, self.certificate, self.s3)
+        self.addCleanup(self.server.server_close)
+        self.addCleanup(self.server.shutdown)
+        self.empty = tempfile.mkdtemp(dir=self.dir)
+
+    def environment(self):
+        return dict(os.environ, SSL_CERT_FILE=self.certificate[0], FSDPCKPT_NET_PACE="1", AWS_ENDPOINT_URL=self.server.name,
+                    AWS_ACCESS_KEY_ID=KEY, AWS_SECRET_ACCESS_KEY=SECRET, AWS_SESSION_TOKEN=TOKEN, AWS_REGION=REGION, HOME=self.empty,
+                    TMPDIR=self.empty)
+
+    def start(self, *arguments):
+        return subprocess.Popen([BINARY, *arguments], env=self.environment(), cwd=self.empty, stdout=subprocess.PIPE,
+                                stderr=subprocess.PIPE, text=True)
+
+    def command(self, *arguments, status=0):
+        run = self.start(*arguments)
+        out, told = run.communicate(timeout=HANG)
+        self.assertEqual(run.returncode, status, told)
+        for hidden in (SECRET, TOKEN, KEY):
+            self.assertNotIn(hidden, out + told)
+        self.assertEqual((os.listdir(self.empty), self.s3.wrong), ([], []))
+        return told
+
+    def objects(self, prefix=PREFIX):
+        """{name: (bytes, digest)}"""
+        return {key[len(prefix):]: summary(data) for key, data in self.s3.objects.items() if key.startswith(prefix)}
+
+    def local(self, *arguments, name="7"):
+        """Makes the same target on the disk. @return its files, {name: (bytes, digest)}"""
+        target = os.path.join(tempfile.mkdtemp(dir=self.dir), name)
+        subprocess.run([BINARY, *arguments, "-o", target, "-q"], check=True, stderr=subprocess.DEVNULL)
+        names = [target] if os.path.isfile(target) else glob.glob(target + "/**", recursive=True, include_hidden=True)
+        files = {}
+        for file in filter(os.path.isfile, names):
+            with open(file, "rb") as f:
+                files[file[len(target):]] = summary(f.read())
+        return files
+
+    def same(self, *arguments, target=TARGET, prefix=PREFIX):
+        self.s3.received = 0
+        self.command(*arguments, "-o", target, "-q")
+        files = self.local(*arguments, name=os.path.basename(target))
+        self.assertEqual(files, self.objects(prefix))
+        self.assertEqual(self.s3.uploads, {})
+        total = sum(size for size, _ in files.values())
+        self.assertLessEqual(self.s3.received, total + 4096, "each byte is sent once; a list of names may be added")
+
+    def large(self, tensors=4):
+        """A file with tensors of 3.5 MB."""
+        path = os.path.join(self.dir, "large.safetensors")
+        with open(path, "wb") as f:
+            f.write(safetensors({"model.%d" % i: ("F32", [3500, 256], made.randbytes(3500 << 10)) for i in range(tensors)}))
+        return path
+
+
+class Same(Targets):
+    def test_formats_and_layouts(self):
+        source = self.large()
+        for i, arguments in enumerate((
+                ["consolidate", source, "--to", "safetensors", "--max-shard-size", "8MB"], ["consolidate", source, "--to", "dcp"],
+                ["consolidate", source, "--to", "torch_dist"], ["consolidate", source, "--to", "fsdp_dtensor"],
+                ["consolidate", source, "--to", "accelerate"], ["reshard", source, "--to", "h5", "--dp", "3"],
+                ["reshard", source, "--to", "pt", "--dp", "2"], ["reshard", source, "--to", "dcp", "--dp", "3"],
+                ["reshard", source, "--to", "safetensors", "--dp", "2"])):
+            with self.subTest(" ".join(arguments[2:])):
+                self.same(*arguments, target="s3://%s/t%d" % (BUCKET, i), prefix="t%d" % i)
+
+    def test_files(self):
+        source = self.large()
+        for extension in ("safetensors", "pt", "h5"):
+            with self.subTest(extension):
+                self.same("consolidate", source, target="s3://%s/f/m.%s" % (BUCKET, extension), prefix="f/m." + extension)
+
+    def test_corpus(self):
+        """Objects, ties, dtypes, empty and 0-dim tensors."""
+        for name in ("dcp-torch2.15.0-objects", "dcp-torch2.15.0-tied", "dcp-torch2.15.0-dtypes", "dcp-torch2.15.0-empty",
+                     "dcp-torch2.15.0-train"):
+            for to in ("h5", "pt", "dcp"):
+                with self.subTest(name + " to " + to):
+                    where = "%s/%s" % (name, "m." + to if to != "dcp" else "dcp")
+                    self.same("consolidate", corpus(name), "--to", to, target="s3://%s/%s" % (BUCKET, where), prefix=where)
+
+    def test_from_bucket_to_bucket(self):
+        with open(self.large(), "rb") as f:
+            self.s3.put("in/model.safetensors", f.read())
+        self.command("consolidate", "s3://%s/in" % BUCKET, "-o", TARGET, "--to", "dcp", "-q")
+        self.assertEqual(self.objects(), self.local("consolidate", os.path.join(self.dir, "large.safetensors"), "--to", "dcp"))
+        self.command("diff", "--data", "s3://%s/in" % BUCKET, TARGET)
+
+    def test_side_files(self):
+        folder = os.path.join(self.dir, "model")
+        os.mkdir(folder)
+        with open(self.large(), "rb") as source, open(os.path.join(folder, "model.safetensors"), "wb") as f:
+            f.write(source.read())
+        for name in ("config.json", "tokenizer.json"):
+            with open(os.path.join(folder, name), "w", encoding="utf-8") as f:
+                f.write("{}")
+        self.same("export", folder, "--like", folder, "--max-shard-size", "8MB")
+        self.assertIn("/config.json", self.objects())
+
+    def test_the_index_comes_last(self):
+        self.command("consolidate", self.large(), "-o", TARGET, "--to", "safetensors", "--max-shard-size", "8MB", "-q")
+        shown = [key for name, key in self.s3.log if name in ("complete", "whole")]
+        self.assertEqual(shown[0], PREFIX + "/" + MARK)
+        self.assertEqual(shown[-1], PREFIX + "/model.safetensors.index.json")
+        self.assertEqual(self.s3.log[-1], ("delete", PREFIX + "/" + MARK))
+
+    def test_memory(self):
+        """What is in memory of the target, from the blocks of its files there. It has 97 MB, and half of --memory is for it."""
+        source, most = self.large(27), 0
+        run = self.start("consolidate", source, "-o", TARGET + ".safetensors", "-q", "--memory", "24MiB")
+        while run.poll() is None:
+            blocks = {}
+            for link in glob.glob("/proc/%d/fd/*" % run.pid):
+                try:
+                    if "memfd:fsdpckpt-target" in os.readlink(link):
+                        blocks[os.stat(link).st_ino] = os.stat(link).st_blocks
+                except OSError:
+                    pass
+            most = max(most, sum(blocks.values()) * 512)
+            time.sleep(0.002)
+        run.communicate()
+        self.assertEqual(run.returncode, 0)
+        self.assertGreater(most, 1 << 20)
+        self.assertLess(most, 40 << 20)
+
+
+class Existing(Targets):
+    def setUp(self):
+        super().setUp()
+        self.convert = ["consolidate", self.large(), "-o", TARGET, "--to", "safetensors", "--max-shard-size", "8MB", "-q"]
+
+    def test_refused(self):
+        self.command(*self.convert)
+        before = self.objects()
+        self.assertIn("exists", self.command(*self.convert, status=2))
+        self.assertEqual((self.objects(), self.s3.uploads), (before, {}))
+
+    def test_replaced(self):
+        self.command("reshard", self.convert[1], "-o", TARGET, "--to", "dcp", "--dp", "3", "-q")
+        self.command(*self.convert, "--force")
+        self.assertEqual(self.objects(), self.local(*self.convert[:2], *self.convert[4:-1]))
+
+    def test_foreign(self):
+        self.s3.put(PREFIX + "/thesis.txt", b"mine")
+        self.assertIn("thesis.txt", self.command("consolidate", self.large(), "-o", TARGET, "--to", "dcp", "--force", status=2))
+        self.assertEqual(self.objects(), {"/thesis.txt": summary(b"mine")})
+
+    def test_appears_meanwhile(self):
+        """Whatever is there when the new objects appear stays as it is."""
+        name = "model-00002-of-00002.safetensors"
+
+        def put(_):
+            if self.s3.log and self.s3.log[-1][0] == "complete" and not self.s3.objects.get(PREFIX + "/" + name):
+                self.s3.put(PREFIX + "/" + name, b"another run's")
+
+        self.s3.each = put
+        self.command(*self.convert, status=2)
+        self.assertEqual((self.objects(), self.s3.uploads), ({"/" + name: summary(b"another run's")}, {}))
+
+    def test_what_is_read_is_not_replaced(self):
+        with open(self.large(), "rb") as f:
+            self.s3.put(PREFIX + "/model.safetensors", f.read())
+        before = self.objects()
+        for target in (TARGET, TARGET + "/model.safetensors", TARGET + "/in it", "s3://%s/a folder" % BUCKET):
+            told = self.command("consolidate", TARGET, "-o", target, "--to", "safetensors", "--force", status=2)
+            self.assertIn("which is read: name another target", told)
+        self.assertEqual(self.objects(), before)
+
+    def test_refused_kinds(self):
+        source = self.large()
+        for arguments in (["consolidate", source, "-o", TARGET + ".h5", "--compress", "1"], ["consolidate", source, "-o", TARGET + ".h5", "--resume"],
+                          ["view", source, "-o", TARGET + ".h5"], ["delta", source, source, "-o", TARGET + "/weight_v000007"]):
+            self.assertIn("machine, and upload it", self.command(*arguments, status=5))
+        self.assertEqual((self.s3.objects, self.s3.uploads), ({}, {}))
+
+
+class Failing(Targets):
+    """Ends a run at its first request, at its second, and so on, until it succeeds."""
+
+    def setUp(self):
+        super().setUp()
+        source = self.large(3)
+        self.convert = ["consolidate", source, "--to", "safetensors", "--max-shard-size", "8MB"]
+        self.expected = self.local(*self.convert)
+        self.assertEqual(len(self.expected), 3)
+
+    def again(self, *more):
+        """The next run, which must succeed and leave no trace of the one before."""
+        self.s3.each = lambda number: None
+        told = self.command(*self.convert, "-o", TARGET, "-q", *more)
+        self.assertEqual((self.objects(), self.s3.uploads), (self.expected, {}))
+        return told
+
+    def reset(self):
+        for key in list(self.s3.objects):
+            self.s3.remove(key)
+        self.s3.requests = 0
+
+    def test_killed_at_each_request(self):
+        visible, ended, n = 0, False, 0
+        while not ended:
+            n += 1
+            self.reset()
+            killed = threading.Event()
+
+            def kill(number, n=n, killed=killed):
+                if number >= n:
+                    self.run.send_signal(signal.SIGKILL)
+                    killed.set()
+                    time.sleep(0.05)
+
+            self.s3.each = kill
+            self.run = self.start(*self.convert, "-o", TARGET, "-q")
+            self.run.communicate(timeout=HANG)
+            time.sleep(0.1)  # a request may still be in the fetcher, which lives as long as the other process
+            ended = not killed.is_set()
+            shown = self.objects()
+            if shown == self.expected:  # it died after it was done
+                continue
+            if shown:
+                visible += 1
+                self.assertIn("/" + MARK, shown)
+            self.again()
+        self.assertGreater(n, 10)
+        self.assertGreater(visible, 0)
+
+    def test_fails_at_each_request(self):
+        failed, n = True, 0
+        while failed:
+            n += 1
+            self.reset()
+            real, failed = self.s3.operation, False
+
+            def refuse(handler, query, n=n, real=real):
+                nonlocal failed
+                name = real(handler, query)
+                if self.s3.requests == n:
+                    failed = True
+                    self.s3.faults[name] = ["403:AccessDenied"]
+                return name
+
+            self.s3.operation = refuse
+            run = self.start(*self.convert, "-o", TARGET, "-q")
+            told = run.communicate(timeout=HANG)[1]
+            self.s3.operation, self.s3.faults = real, {}
+            if run.returncode == 0:
+                self.assertEqual({name: what for name, what in self.objects().items() if what[0] > 0}, self.expected)
+            else:
+                self.assertEqual((run.returncode, told.count("\n")), (4, 1), told)
+                self.assertEqual(set(self.objects()) - {"/" + MARK}, set(), "request %d: %s" % (n, told))
+                self.again()
+        self.assertGreater(n, 10)
+
+    def test_interrupted(self):
+        begun = threading.Event()
+        self.s3.each = lambda number: (begun.set(), time.sleep(0.05)) if number > 4 else None
+        run = self.start(*self.convert, "-o", TARGET, "-q")
+        begun.wait(HANG)
+        run.send_signal(signal.SIGINT)
+        told = run.communicate(timeout=HANG)[1]
+        self.assertEqual((run.returncode, self.objects(), self.s3.uploads), (130, {}, {}), told)
+        self.again()
+
+
+if __name__ == "__main__":
+    unittest.main()
