@@ -18,6 +18,7 @@
 #include "hdf5/reader.h"
 #include "io/directory.h"
 #include "io/file.h"
+#include "net/remote.h"
 #include "torch/zip/zip.h"
 #include "verify/report.h"
 
@@ -195,6 +196,13 @@ static fc_code add_name(listed *l, const char *group, const char *file, fc_error
 }
 
 /* Makes the files of the checkpoint, each of which must exist. */
+/* A web server does not list its folders, so there the file is asked for. */
+static bool is_there(const char *path, fc_error *err) {
+    fc_remote_info info;
+    return fc_is_remote(path) ? fc_remote_stat(path, true, &info, err) == FC_OK && info.found
+                              : fc_path_exists(path, NULL, err);
+}
+
 static fc_code list_files(listed *l, fc_error *err) {
     fc_checkpoint *checkpoint = l->checkpoint;
     size_t n = 0;
@@ -208,9 +216,8 @@ static fc_code list_files(listed *l, fc_error *err) {
     fc_file *files = fc_arena_calloc(checkpoint->arena, n, sizeof *files);
     FC_NEED(files && n < UINT32_MAX, err, checkpoint->path);
     for (size_t i = 0; i < n; i++) {
-        char path[PATH_MAX];
         FC_NEED(fc_file_in(checkpoint->arena, l->directory, l->names[i], &files[i]), err, checkpoint->path);
-        if (!fc_find_in(l->directory, l->names[i], path, err)) {
+        if (!is_there(files[i].path, err)) {
             return err->code != FC_OK ? err->code
                                       : fc_fail(err, FC_ECORRUPT, "%s: the index names %s, which is missing",
                                                 checkpoint->path, files[i].path);

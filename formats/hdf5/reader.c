@@ -33,6 +33,9 @@
 
 static const unsigned char signature[8] = {0x89, 'H', 'D', 'F', '\r', '\n', 0x1a, '\n'};
 
+/* The size of a user block that is looked behind on servers, in bytes. The fetcher has this much of each file. */
+enum { MOST_BLOCK_ON_SERVERS = 512 << 10 };
+
 static bool file_has_signature(const fc_probe *probe) {
     unsigned char found[sizeof signature];
     int fd = -1;
@@ -43,8 +46,10 @@ static bool file_has_signature(const fc_probe *probe) {
         if (at + sizeof signature <= probe->head_size) {
             yes = memcmp(probe->head + at, signature, sizeof signature) == 0;
         } else {
-            if (fd < 0 && (probe->head_size < 512 || fc_is_remote(probe->path) ||
-                           fc_open_input(probe->path, &fd, &size, NULL) != FC_OK)) {
+            if (fc_is_remote(probe->path) && at > MOST_BLOCK_ON_SERVERS) {
+                break;
+            }
+            if (fd < 0 && (probe->head_size < 512 || fc_open_input(probe->path, &fd, &size, NULL) != FC_OK)) {
                 break;
             }
             if (!fc_range_within(at, sizeof signature, size)) {
@@ -120,8 +125,6 @@ static fc_code open_any(fc_checkpoint *checkpoint, const fc_open_options *option
     return fc_h5_open_full(checkpoint, options, err);
 }
 
-static fc_h5_make_job make_box_job;
-
 /*
  * If threads will read something through libhdf5, starts the process that starts readers for them, before there are
  * threads.
@@ -131,7 +134,7 @@ static fc_code prepare_reading(fc_checkpoint *checkpoint, fc_error *err) {
     for (size_t i = 0; i < state->nstored; i++) {
         const fc_h5_dataset *d = state->stored[i].dataset;
         if (d->where == FC_H5_BY_LIBRARY && d->kind != FC_H5_UNREADABLE) {
-            fc_code rc = fc_h5_starter_start(&state->starter, make_box_job, checkpoint, err);
+            fc_code rc = fc_h5_starter_start(&state->starter, fc_h5_make_box_job, checkpoint, err);
             return rc == FC_OK ? rc : fc_context(err, rc, "%s", checkpoint->path);
         }
     }
@@ -162,15 +165,9 @@ static fc_code check_plugins(const char *folder, fc_error *err) {
 }
 
 fc_code fc_h5_open(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {
-    if (fc_is_remote(checkpoint->path)) {
-        return fc_fail(
-            err, FC_EUNSUPPORTED,
-            "%s: HDF5 is not read from servers, because libhdf5 would send hundreds of requests: download it first",
-            checkpoint->path);
-    }
     fc_h5_state *state = fc_arena_calloc(checkpoint->arena, 1, sizeof *state);
     FC_NEED(state, err, checkpoint->path);
-    state->follow_external = options->follow_external;
+    state->follow_external = options->follow_external && !fc_is_remote(checkpoint->path);
     state->plugins = fc_session_plugins(options->session);
     FC_TRY(check_plugins(state->plugins, err));
     state->server = server_of(options->session, checkpoint->format);
@@ -188,7 +185,7 @@ void fc_h5_close(fc_checkpoint *checkpoint) {
 
 /* ---- extents ---- */
 
-static const fc_h5_stored *stored_of(const fc_checkpoint *checkpoint, const fc_chunk *chunk) {
+const fc_h5_stored *fc_h5_stored_of(const fc_checkpoint *checkpoint, const fc_chunk *chunk) {
     const fc_h5_state *state = checkpoint->state;
     return &state->stored[chunk->detail >> 32];
 }
@@ -232,6 +229,10 @@ static fc_code filtered_extent(const fc_h5_dataset *d, const fc_chunk *chunk, ui
 }
 
 static fc_code unreadable(const fc_tensor *tensor, const fc_h5_dataset *d, const char *path, fc_error *err) {
+    if (d->where == FC_H5_ELSEWHERE && fc_is_remote(path)) {
+        return fc_fail(err, d->code, "%s: dataset /%s: %s on a server: download all of the files first", path, d->path,
+                       d->message);
+    }
     const fc_hint hint = d->where == FC_H5_ELSEWHERE    ? FC_HINT_FOLLOW_EXTERNAL
                          : d->where == FC_H5_BY_LIBRARY ? FC_HINT_PLUGINS
                                                         : FC_HINT_EXCLUDE;
@@ -278,7 +279,7 @@ fc_code fc_h5_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor, s
     if (state->files) {
         return listed_extent(checkpoint, tensor, chunk, out, err);
     }
-    const fc_h5_stored *stored = stored_of(checkpoint, chunk);
+    const fc_h5_stored *stored = fc_h5_stored_of(checkpoint, chunk);
     const fc_h5_dataset *d = stored->dataset;
     const char *path = checkpoint->files[stored->file].path;
     const int64_t *sizes = chunk->dims + tensor->ndim;
@@ -323,7 +324,7 @@ fc_code fc_h5_extent(const fc_checkpoint *checkpoint, const fc_tensor *tensor, s
 
 static bool same_dataset(const fc_checkpoint *checkpoint, const fc_chunk *a, const fc_chunk *b) {
     const fc_h5_state *state = checkpoint->state;
-    return state->boxes ? box_of(a) == box_of(b) : stored_of(checkpoint, a) == stored_of(checkpoint, b);
+    return state->boxes ? box_of(a) == box_of(b) : fc_h5_stored_of(checkpoint, a) == fc_h5_stored_of(checkpoint, b);
 }
 
 /* Finds the chunks of `tensor` in the same dataset as chunk `index`, which are adjacent. */
@@ -362,7 +363,7 @@ fc_code fc_h5_digest(const fc_checkpoint *checkpoint, const fc_tensor *tensor, s
         listed_digest(checkpoint, tensor, index, out);
         return FC_OK;
     }
-    const fc_h5_stored *stored = whole ? NULL : stored_of(checkpoint, &tensor->chunks[index]);
+    const fc_h5_stored *stored = whole ? NULL : fc_h5_stored_of(checkpoint, &tensor->chunks[index]);
     const fc_h5_dataset *d = whole ? tensor->detail : stored->dataset;
     if (!d->has_crc64 || d->kind == FC_H5_UNREADABLE) {
         return FC_OK;
@@ -375,102 +376,6 @@ fc_code fc_h5_digest(const fc_checkpoint *checkpoint, const fc_tensor *tensor, s
         out->sizes = d->shape;
     }
     return FC_OK;
-}
-
-/* ---- boxes through libhdf5 ---- */
-
-static fc_code receive_box(fc_h5_in *in, const char *path, unsigned char *buf, uint64_t size, fc_error *err) {
-    fc_h5_record r;
-    uint64_t at = 0;
-    while (at < size) {
-        if (fc_h5_next(in, &r) != 1) {
-            return in->no_memory ? fc_no_memory(err, path) : fc_fail(err, FC_ECORRUPT, "%s", "");
-        }
-        if (r.tag == FC_H5_FAILURE) {
-            return fc_h5_child_failure(&r, path, err);
-        }
-        fc_h5_bytes bytes = fc_h5_get_bytes(&r);
-        if (r.bad || r.tag != FC_H5_DATA || bytes.size == 0 || bytes.size > size - at) {
-            return fc_fail(err, FC_ECORRUPT, "%s", "");
-        }
-        memcpy(buf + at, bytes.data, bytes.size);
-        at += bytes.size;
-    }
-    return FC_OK;
-}
-
-/* Everything that is needed to read a box. It lives as long as its process. */
-typedef struct box_job {
-    fc_h5_input input;
-    fc_h5_scan scan;
-    int64_t offsets[FC_MAX_DIMS];
-    int keep;
-} box_job;
-
-/* fc_h5_make_job, runs in the process that will read. `request` has a chunk, and the size and dimensions of its box. */
-static void make_box_job(void *context, const fc_h5_request *request, int input, fc_h5_job *job) {
-    box_job *box = calloc(1, sizeof *box);
-    if (!box) {
-        return; /* without a job the process ends */
-    }
-    const fc_checkpoint *checkpoint = context;
-    const fc_h5_state *state = checkpoint->state;
-    const fc_chunk *chunk = request->what;
-    const fc_h5_stored *stored = stored_of(checkpoint, chunk);
-    const int ndim = request->number;
-    for (int k = 0; k < ndim; k++) {
-        box->offsets[k] = chunk->dims[k] - (stored->base ? stored->base[k] : 0);
-    }
-    box->keep = input;
-    box->input = (fc_h5_input){.path = checkpoint->files[stored->file].path, .fd = input, .span = state->span};
-    box->scan = (fc_h5_scan){.inputs = &box->input,
-                             .ninputs = 1,
-                             .follow_external = state->follow_external,
-                             .plugins = state->plugins,
-                             .dataset = stored->dataset->path,
-                             .ndim = stored->dataset->kind == FC_H5_OBJECT ? -1 : ndim,
-                             .offsets = box->offsets,
-                             .sizes = chunk->dims + ndim,
-                             .bytes = request->bytes};
-    *job = (fc_h5_job){.prepare = fc_h5_scan_prepare,
-                       .run = fc_h5_box_run,
-                       .context = &box->scan,
-                       .keep = &box->keep,
-                       .nkeep = 1,
-                       .memory = request->bytes < UINT64_MAX / 8 ? 4 * request->bytes + (UINT64_C(1) << 30) : 0,
-                       .may_open = state->follow_external};
-}
-
-/* Starts the process that reads and decodes a chunk. */
-static fc_code start_reading(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, uint64_t bytes,
-                             fc_h5_child *child, fc_error *err) {
-    fc_h5_state *state = checkpoint->state;
-    const fc_h5_job like = {.timeout_ms = 0};
-    const fc_h5_request request = {&tensor->chunks[index], bytes, tensor->ndim};
-    int input;
-    FC_TRY(fc_identity_open(checkpoint, stored_of(checkpoint, &tensor->chunks[index])->file, &input, err));
-    fc_code rc = fc_h5_child_start_by(&state->starter, child, &request, input, &like, err);
-    close(input);
-    return rc;
-}
-
-fc_code fc_h5_read(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, void *buf, fc_error *err) {
-    const char *path = checkpoint->files[stored_of(checkpoint, &tensor->chunks[index])->file].path;
-    fc_extent extent = {.decoded = 0};
-    fc_error death, *reason = err ? err : &death;
-    fc_h5_child child;
-    fc_h5_in in = {.child = &child, .budget = UINT64_MAX};
-    FC_TRY(fc_h5_extent(checkpoint, tensor, index, &extent, err));
-    FC_TRY(start_reading(checkpoint, tensor, index, extent.decoded, &child, err));
-    fc_code rc = receive_box(&in, path, buf, extent.decoded, reason);
-    bool broken = rc != FC_OK && reason->message[0] == '\0';
-    fc_h5_in_free(&in);
-    fc_error end;
-    if (fc_h5_child_finish(&child, path, &end) != FC_OK && broken) {
-        return fc_fail(err, end.code, "%s", end.message);
-    }
-    return broken ? fc_fail(err, FC_ECORRUPT, "%s: corrupt HDF5 file (the reader process sent invalid records)", path)
-                  : rc;
 }
 
 /* ---- objects ---- */

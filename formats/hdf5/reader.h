@@ -40,6 +40,12 @@ typedef struct fc_h5_state {
 #define FC_H5_COMPRESSED (UINT64_C(1) << 63)
 enum { FC_H5_MASK_BITS = 4 };
 
+/** @return the dataset that a chunk is in, of a checkpoint that was not opened from tables. */
+const fc_h5_stored *fc_h5_stored_of(const fc_checkpoint *checkpoint, const fc_chunk *chunk);
+
+/** Makes the job of the process that reads a box; the request has its chunk, size and number of dimensions. */
+fc_h5_make_job fc_h5_make_box_job;
+
 /** A list of chunks under construction. */
 typedef struct fc_h5_chunks {
     fc_arena *arena;

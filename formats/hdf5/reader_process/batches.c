@@ -6,6 +6,7 @@
 #include "hdf5/reader.h"
 
 #include "fsdpckpt/try.h"
+#include "hdf5/reader_process/lend.h"
 #include "hdf5/reader_process/scan.h"
 #include "hdf5/reader_process/server.h"
 #include "hdf5/reader_process/take.h"
@@ -22,21 +23,51 @@ typedef struct batch {
     fc_h5_scan scan;
     fc_h5_input inputs[FILES_PER_CHILD];
     uint64_t sizes[FILES_PER_CHILD];
+    int files[FILES_PER_CHILD]; /* of those on a server, which are open as long as the process; else -1 */
+    fc_h5_loan loans[FILES_PER_CHILD];
     size_t first, count;
 } batch;
+
+/* Opens the next file. */
+static fc_code add_input(batch *b, const char *path, const fc_h5_span *span, fc_error *err) {
+    const size_t i = b->count;
+    fc_h5_input *input = &b->inputs[i];
+    uint64_t size;
+    int fd;
+    FC_TRY(fc_open_input(path, &fd, &size, err));
+    *input = (fc_h5_input){.path = path, .span = *span};
+    const fc_code rc = fc_h5_loan_begin(&b->loans[i], path, fd, size, &input->fd, err);
+    if (rc != FC_OK) {
+        close(fd);
+        return rc;
+    }
+    input->lent = b->loans[i].to >= 0 ? size : 0;
+    b->files[i] = input->fd == fd ? -1 : fd;
+    b->sizes[i] = span->length ? span->length : size;
+    b->count++;
+    return FC_OK;
+}
+
+/* Closes what is left of the files. */
+static void close_files(batch *b) {
+    for (size_t i = 0; i < b->count; i++) {
+        fc_h5_loan_end(&b->loans[i]);
+        if (b->files[i] >= 0) {
+            close(b->files[i]);
+        }
+    }
+    b->count = 0;
+}
 
 static fc_code start_batch(batch *b, const char *const *paths, size_t first, size_t count, const fc_h5_span *span,
                            bool follow, const char *plugins, fc_error *err) {
     int keep[FILES_PER_CHILD];
     fc_code rc = FC_OK;
     b->first = first;
-    for (b->count = 0; b->count < count; b->count++) {
-        fc_h5_input *input = &b->inputs[b->count];
-        input->path = paths[first + b->count];
-        FC_TRY_GOTO(fc_open_input(input->path, &input->fd, &b->sizes[b->count], err), rc, out);
-        input->span = *span;
-        b->sizes[b->count] = span->length ? span->length : b->sizes[b->count];
-        keep[b->count] = input->fd;
+    b->count = 0;
+    for (size_t i = 0; i < count; i++) {
+        FC_TRY_GOTO(add_input(b, paths[first + i], span, err), rc, out);
+        keep[i] = b->inputs[i].fd;
     }
     b->scan = (fc_h5_scan){.inputs = b->inputs, .ninputs = b->count, .follow_external = follow, .plugins = plugins};
     fc_h5_job job = {.prepare = fc_h5_scan_prepare,
@@ -50,7 +81,10 @@ static fc_code start_batch(batch *b, const char *const *paths, size_t first, siz
     fcntl(b->child.fd, F_SETPIPE_SZ, FC_H5_PIPE_SIZE); /* limits how far it reads ahead; 64 KiB if this is refused */
 out:
     for (size_t i = 0; i < b->count; i++) {
-        close(b->inputs[i].fd);
+        close(b->inputs[i].fd); /* the process has it */
+    }
+    if (rc != FC_OK) {
+        close_files(b);
     }
     return rc;
 }
@@ -65,9 +99,10 @@ static fc_code take_batch(batch *b, fc_arena *arena, fc_h5_visit visit, void *co
     for (size_t i = 0; rc == FC_OK && i < b->count; i++) {
         fc_h5_file file;
         path = b->inputs[i].path;
-        rc = fc_h5_take_file(&in, arena, path, b->sizes[i], &file, &broken, reason);
+        rc = fc_h5_take_file(&in, arena, path, b->sizes[i], &b->loans[i], &file, &broken, reason);
         rc = rc == FC_OK ? visit(context, b->first + i, &file, reason) : rc;
     }
+    close_files(b);
     return fc_h5_end_taking(&in, path, rc, broken, err);
 }
 
@@ -125,6 +160,7 @@ static fc_code scan_apart(fc_arena *arena, const char *const *paths, size_t from
     }
 out:
     for (; taken < started; taken++) { /* after a failure */
+        close_files(&ring[taken % ahead]);
         fc_h5_child_abandon(&ring[taken % ahead].child);
     }
     return rc;
@@ -139,8 +175,8 @@ fc_code fc_h5_scan_files(fc_arena *arena, const char *const *paths, size_t count
 static fc_code scan_by_server(fc_h5_server *server, fc_arena *arena, const char *path, const fc_h5_span *span,
                               bool follow_external, fc_h5_file *file, bool *available, fc_error *err) {
     fc_h5_given given = {.path = path, .follow_external = follow_external, .span = *span};
-    FC_TRY(fc_open_input(path, &given.fd, &given.size, err));
-    given.size = span->length ? span->length : given.size;
+    FC_TRY(fc_open_input(path, &given.fd, &given.file_size, err));
+    given.size = span->length ? span->length : given.file_size;
     const fc_code rc = fc_h5_server_read(server, &given, arena, file, available, err);
     close(given.fd);
     return rc;

@@ -8,6 +8,7 @@
 #include "base/text.h"
 #include "codec/filter.h"
 #include "fsdpckpt/try.h"
+#include "hdf5/reader_process/lend.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -40,7 +41,7 @@ static size_t fill_buffer(fc_h5_in *in, size_t size) {
     return size;
 }
 
-int fc_h5_next(fc_h5_in *in, fc_h5_record *record) {
+static int next_record(fc_h5_in *in, fc_h5_record *record) {
     uint32_t head[2];
     if (!in->buf) {
         in->buf = malloc(READ_SIZE);
@@ -69,12 +70,23 @@ int fc_h5_next(fc_h5_in *in, fc_h5_record *record) {
     return 1;
 }
 
+int fc_h5_next(fc_h5_in *in, fc_h5_record *record) {
+    int found;
+    do {
+        found = next_record(in, record);
+        if (found == 1 && record->tag == FC_H5_WANT && !fc_h5_lend(in, record)) {
+            found = -1;
+        }
+    } while (found == 1 && record->tag == FC_H5_WANT);
+    return found;
+}
+
 void fc_h5_in_free(fc_h5_in *in) {
     free(in->buf);
     in->buf = NULL;
 }
 
-static uint64_t get_u64(fc_h5_record *r) {
+uint64_t fc_h5_get_u64(fc_h5_record *r) {
     uint64_t value = 0;
     if (r->bad || r->size - r->at < sizeof value) {
         r->bad = true;
@@ -86,7 +98,7 @@ static uint64_t get_u64(fc_h5_record *r) {
 }
 
 fc_h5_bytes fc_h5_get_bytes(fc_h5_record *r) {
-    uint64_t size = get_u64(r);
+    uint64_t size = fc_h5_get_u64(r);
     if (r->bad || size > r->size - r->at) {
         r->bad = true;
         return (fc_h5_bytes){NULL, 0};
@@ -97,7 +109,7 @@ fc_h5_bytes fc_h5_get_bytes(fc_h5_record *r) {
 }
 
 static uint64_t get_at_most(fc_h5_record *r, uint64_t max) {
-    uint64_t value = get_u64(r);
+    uint64_t value = fc_h5_get_u64(r);
     if (value > max) {
         r->bad = true;
         return 0;
@@ -137,7 +149,7 @@ static const char *keep_text(fc_h5_record *r, fc_arena *arena) {
 
 /* Reads a list of numbers >= 0 into `out`. @return their count, or -1 if the child sent none. */
 static int64_t keep_i64s(fc_h5_record *r, fc_arena *arena, const int64_t **out) {
-    uint64_t count = get_u64(r);
+    uint64_t count = fc_h5_get_u64(r);
     *out = NULL;
     if (r->bad || count == (uint64_t)-1) {
         return -1;
@@ -162,7 +174,7 @@ static int64_t keep_i64s(fc_h5_record *r, fc_arena *arena, const int64_t **out) 
 
 /* Reads a number >= 0, or -1 for a missing one. */
 static int64_t get_or_none(fc_h5_record *r) {
-    int64_t value = (int64_t)get_u64(r);
+    int64_t value = (int64_t)fc_h5_get_u64(r);
     r->bad |= value < -1;
     return value;
 }
@@ -254,8 +266,8 @@ static bool decode_dataset(fc_h5_record *r, fc_arena *arena, uint64_t size, fc_h
     d->swap = get_at_most(r, 1) != 0;
     d->element = (uint32_t)get_at_most(r, UINT32_MAX);
     d->ndim = (int)keep_i64s(r, arena, &d->shape);
-    d->offset = get_u64(r);
-    d->length = get_u64(r);
+    d->offset = fc_h5_get_u64(r);
+    d->length = fc_h5_get_u64(r);
     d->bytes = keep_bytes(r, arena);
     if (keep_i64s(r, arena, &d->chunk) != d->ndim && d->chunk) {
         return false;
@@ -275,7 +287,7 @@ static bool decode_dataset(fc_h5_record *r, fc_arena *arena, uint64_t size, fc_h
     d->json = keep_text(r, arena);
     d->fqn = keep_text(r, arena);
     d->has_crc64 = get_at_most(r, 1) != 0;
-    d->crc64 = get_u64(r);
+    d->crc64 = fc_h5_get_u64(r);
     d->owner = get_or_none(r);
     d->nglobal_shape = keep_i64s(r, arena, &d->global_shape);
     d->noffsets = keep_i64s(r, arena, &d->offsets);
@@ -295,8 +307,8 @@ static bool decode_chunks(fc_h5_record *r, fc_arena *arena, uint64_t size, fc_h5
     }
     for (uint64_t i = 0; i < count; i++, at += d->ndim) {
         fc_h5_stored_chunk *c = &d->chunks[d->nchunks++];
-        c->offset = get_u64(r);
-        c->size = get_u64(r);
+        c->offset = fc_h5_get_u64(r);
+        c->size = fc_h5_get_u64(r);
         c->mask = (uint32_t)get_at_most(r, UINT32_MAX);
         c->at = at;
         for (int k = 0; k < d->ndim; k++) {

@@ -14,7 +14,13 @@
 #include "fsdpckpt/checkpoint.h"
 #include "hdf5/reader_process/child.h"
 
-enum { FC_H5_CHUNKS_PER_RECORD = 4096, FC_H5_MAX_FILTERS = 4, FC_H5_MAX_RECORD = 256 << 20, FC_H5_PIPE_SIZE = 1 << 20 };
+enum {
+    FC_H5_CHUNKS_PER_RECORD = 4096,
+    FC_H5_MAX_FILTERS = 4,
+    FC_H5_MAX_RECORD = 256 << 20,
+    FC_H5_PIPE_SIZE = 1 << 20,
+    FC_H5_MOST_LENT = 16 << 20
+};
 
 typedef enum fc_h5_tag {
     FC_H5_ROOT = 1,
@@ -24,7 +30,8 @@ typedef enum fc_h5_tag {
     FC_H5_END,
     FC_H5_FAILURE,
     FC_H5_DATA,
-    FC_H5_OTHER
+    FC_H5_OTHER,
+    FC_H5_WANT /**< bytes of a file on a server, that the parent answers (lend.h); may come between any others */
 } fc_h5_tag;
 
 /** The kinds of datasets. */
@@ -105,6 +112,7 @@ typedef struct fc_h5_sink {
     int fd;
     unsigned char *buf;
     size_t used, cap, start;
+    bool open;   /**< a record is unfinished */
     bool failed; /**< out of memory, or the parent has exited */
 } fc_h5_sink;
 
@@ -114,6 +122,9 @@ void fc_h5_put_bytes(fc_h5_sink *out, const void *data, size_t size);
 void fc_h5_put_text(fc_h5_sink *out, const char *text); /**< NULL and "" stay different */
 void fc_h5_end(fc_h5_sink *out);
 void fc_h5_flush(fc_h5_sink *out);
+
+/** Sends all finished records, then an FC_H5_WANT. */
+void fc_h5_put_want(fc_h5_sink *out, uint64_t at, uint64_t size);
 
 /** Encodes everything except the chunks, which follow in separate records. */
 void fc_h5_put_dataset(fc_h5_sink *out, const fc_h5_dataset *dataset);
@@ -127,6 +138,11 @@ typedef struct fc_h5_in {
     unsigned char *buf;
     size_t cap, have, at;
     bool over_budget, no_memory;
+    /* Of a file on a server. */
+    const char *path;
+    const struct fc_h5_loan *loan; /**< NULL: none */
+    uint64_t lent;                 /**< bytes */
+    fc_error unlent;               /**< why bytes could not be read; code FC_OK: all could */
 } fc_h5_in;
 
 /** The payload of one record while it is read; `bad` is set when something does not fit. */
@@ -152,10 +168,12 @@ typedef struct fc_h5_file {
     unsigned missing; /**< set of fc_h5_missing, of the process that read it */
 } fc_h5_file;
 
-/** @return 1 and the next record (valid until the next call), 0 at the end of the stream, -1 for an invalid record. */
+/** Answers FC_H5_WANT. @return 1 and the next other record (valid until the next call), 0 at the end of the stream, -1
+ * for an invalid record. */
 int fc_h5_next(fc_h5_in *in, fc_h5_record *record);
 void fc_h5_in_free(fc_h5_in *in);
 
+uint64_t fc_h5_get_u64(fc_h5_record *record);
 fc_h5_bytes fc_h5_get_bytes(fc_h5_record *record); /**< within the record, not a copy */
 
 /** Turns a FAILURE record into an error about the file `path`. */

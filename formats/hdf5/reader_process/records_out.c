@@ -38,6 +38,7 @@ static void put_raw(fc_h5_sink *out, const void *data, size_t size) {
 void fc_h5_begin(fc_h5_sink *out, fc_h5_tag tag) {
     uint32_t head[2] = {(uint32_t)tag, 0};
     out->start = out->used;
+    out->open = true;
     put_raw(out, head, sizeof head);
 }
 
@@ -64,20 +65,40 @@ static void put_i64s(fc_h5_sink *out, int64_t count, const int64_t *values) {
     }
 }
 
-void fc_h5_flush(fc_h5_sink *out) {
+static void write_all(fc_h5_sink *out, const void *bytes, size_t size) {
     size_t done = 0;
-    while (!out->failed && done < out->used) {
-        ssize_t n = write(out->fd, out->buf + done, out->used - done);
+    while (!out->failed && done < size) {
+        ssize_t n = write(out->fd, (const char *)bytes + done, size - done);
         if (n < 0 && errno != EINTR) {
             out->failed = true;
         }
         done += n > 0 ? (size_t)n : 0;
     }
+}
+
+void fc_h5_flush(fc_h5_sink *out) {
+    write_all(out, out->buf, out->used);
     out->used = 0;
+}
+
+void fc_h5_put_want(fc_h5_sink *out, uint64_t at, uint64_t size) {
+    const struct {
+        uint32_t tag, length;
+        uint64_t at, size;
+    } want = {FC_H5_WANT, 2 * sizeof(uint64_t), at, size};
+    const size_t finished = out->open ? out->start : out->used;
+    write_all(out, out->buf, finished);
+    if (finished > 0) {
+        memmove(out->buf, out->buf + finished, out->used - finished);
+        out->used -= finished;
+        out->start = 0;
+    }
+    write_all(out, &want, sizeof want);
 }
 
 void fc_h5_end(fc_h5_sink *out) {
     size_t length = out->used - out->start - 8;
+    out->open = false;
     if (out->failed || length > FC_H5_MAX_RECORD) {
         out->failed = true;
         return;

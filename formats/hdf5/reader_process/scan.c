@@ -6,6 +6,7 @@
  */
 #include "hdf5/reader_process/scan.h"
 
+#include "hdf5/reader_process/ask.h"
 #include "hdf5/reader_process/child.h"
 #include "hdf5/reader_process/links.h"
 #include "hdf5/reader_process/others.h"
@@ -388,8 +389,9 @@ void fc_h5_scan_prepare(void *context) {
     }
     scan->driver = fc_h5_vfd_register();
     for (size_t i = 0; i < scan->ninputs; i++) {
-        if (fstat(scan->inputs[i].fd, &scan->inputs[i].st) != 0) {
-            scan->inputs[i].st = (struct stat){0};
+        const off_t lent = (off_t)scan->inputs[i].lent;
+        if (lent > 0 || fstat(scan->inputs[i].fd, &scan->inputs[i].st) != 0) {
+            scan->inputs[i].st = (struct stat){.st_size = lent};
         }
         if (scan->inputs[i].span.length > 0) {
             scan->inputs[i].st.st_size = (off_t)scan->inputs[i].span.length;
@@ -401,14 +403,15 @@ bool fc_h5_scan_file(const fc_h5_scan *scan, const fc_h5_input *input, fc_h5_sin
     fc_h5_names others = {0};
     fc_h5_capture capture = {.others = scan->follow_external ? &others : NULL};
     fc_h5_patches patches = {0};
-    fc_h5_source source = {input->path, input->fd, &input->st,        scan->follow_external,
-                           &capture,    &patches,  input->span.offset};
+    fc_h5_source source = {input->path, input->fd, &input->st,         scan->follow_external,
+                           &capture,    &patches,  input->span.offset, NULL};
     fc_h5_walk walk = {.scan = scan, .out = out, .shared = shared, .capture = &capture, .file_path = input->path};
     walk.source = &source;
     walk.file = H5I_INVALID_HID;
     unsigned char head[9]; /* the signature, and the version of the superblock */
     uint64_t address;
-    walk.superblock = pread(input->fd, head, sizeof head, (off_t)input->span.offset) == sizeof head ? head[8] : 0;
+    source.asking = input->lent > 0 ? fc_h5_asking_new(out, input->fd, input->lent) : NULL;
+    walk.superblock = fc_h5_vfd_read(&source, 0, sizeof head, head) ? head[8] : 0;
     H5O_info_t info;
     bool ok = false;
     hid_t root = H5I_INVALID_HID;
@@ -458,6 +461,7 @@ out:
     if (fapl >= 0) {
         H5Pclose(fapl);
     }
+    fc_h5_asking_free(source.asking);
     return ok;
 }
 

@@ -13,6 +13,7 @@
 typedef struct fc_h5_input {
     const char *path;
     int fd;
+    uint64_t lent;  /**< of a file on a server: its size, and fd is the socket for the answers (ask.h). Else 0 */
     struct stat st; /**< set by fc_h5_scan_prepare. Its size is that of the HDF5 file */
     fc_h5_span span;
 } fc_h5_input;

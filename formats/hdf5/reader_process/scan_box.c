@@ -3,6 +3,7 @@
  * checks that these exist, because libhdf5 silently reads missing ones as fill values.
  */
 #include "base/checked.h"
+#include "hdf5/reader_process/ask.h"
 #include "hdf5/reader_process/child.h"
 #include "hdf5/reader_process/scan.h"
 
@@ -237,6 +238,8 @@ int fc_h5_box_run(void *context, int fd, fc_h5_shared *shared) {
                            .may_open = scan->follow_external,
                            .capture = &capture,
                            .base = scan->inputs->span.offset};
+    const uint64_t lent = scan->inputs->lent;
+    source.asking = lent > 0 ? fc_h5_asking_new(&out, source.fd, lent) : NULL;
     fc_h5_walk walk = {.out = &out};
     unsigned char *bytes = NULL;
     snprintf(shared->where, sizeof shared->where, "dataset /%s", scan->dataset);
@@ -256,6 +259,7 @@ int fc_h5_box_run(void *context, int fd, fc_h5_shared *shared) {
         H5Fclose(file);
     }
     H5Pclose(fapl);
+    fc_h5_asking_free(source.asking);
     if (capture.errnum != 0) {
         free(bytes);
         bytes = NULL;

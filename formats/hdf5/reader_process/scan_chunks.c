@@ -13,22 +13,23 @@
 
 typedef struct chunk_list {
     const fc_h5_chunked *d;
-    uint64_t count; /* chunks in the open record */
-    size_t count_at;
-    hsize_t found; /* chunks in all records */
+    uint64_t count;  /* chunks in the open record */
+    size_t count_at; /* in the record, which moves when records before it are sent */
+    hsize_t found;   /* chunks in all records */
 } chunk_list;
 
 static void begin_chunks(chunk_list *list) {
-    fc_h5_begin(list->d->walk->out, FC_H5_CHUNKS);
-    list->count_at = list->d->walk->out->used;
+    fc_h5_sink *out = list->d->walk->out;
+    fc_h5_begin(out, FC_H5_CHUNKS);
+    list->count_at = out->used - out->start;
     list->count = 0;
-    fc_h5_put_u64(list->d->walk->out, 0);
+    fc_h5_put_u64(out, 0);
 }
 
 static void end_chunks(chunk_list *list) {
     fc_h5_sink *out = list->d->walk->out;
     if (!out->failed) {
-        memcpy(out->buf + list->count_at, &list->count, sizeof list->count);
+        memcpy(out->buf + out->start + list->count_at, &list->count, sizeof list->count);
     }
     fc_h5_end(out);
 }

@@ -41,7 +41,8 @@ int fc_h5_serve_run(void *context, int out, fc_h5_shared *shared) {
         return 1;
     }
     while ((fd = receive_file(scan->requests, &request)) >= 0) {
-        const fc_h5_input input = {.path = request.path, .fd = fd, .st = request.st, .span = request.span};
+        const fc_h5_input input = {
+            .path = request.path, .fd = fd, .lent = request.lent, .st = request.st, .span = request.span};
         const bool ok = fc_h5_scan_file(scan, &input, &sink, shared);
         fc_h5_flush(&sink);
         close(fd);

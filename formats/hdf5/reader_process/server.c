@@ -4,8 +4,10 @@
 #include "hdf5/reader_process/server.h"
 
 #include "fsdpckpt/try.h"
+#include "hdf5/reader_process/lend.h"
 #include "hdf5/reader_process/scan.h"
 #include "hdf5/reader_process/take.h"
+#include "io/path.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -100,18 +102,19 @@ static bool start(fc_h5_server *server, bool follow_external) {
     return true;
 }
 
-/* Sends a file to the process. @return false if it has ended. */
-static bool send_file(const fc_h5_server *server, const fc_h5_given *given) {
+/* Sends a file to the process, as descriptor `fd`. @return false if it has ended. */
+static bool send_file(const fc_h5_server *server, const fc_h5_given *given, const fc_h5_loan *loan, int fd) {
     union {
         struct cmsghdr align;
         char bytes[CMSG_SPACE(sizeof(int))];
     } control = {.bytes = {0}};
     fc_h5_file_request request;
     const size_t length = strlen(given->path);
-    if (length >= sizeof request.path || fstat(given->fd, &request.st) != 0) {
+    if (length >= sizeof request.path || fc_fstat(given->fd, &request.st) != 0) {
         return false;
     }
     request.span = given->span;
+    request.lent = loan->to >= 0 ? loan->size : 0;
     request.st.st_size = (off_t)given->size;
     memcpy(request.path, given->path, length + 1);
     struct iovec bytes = {&request, offsetof(fc_h5_file_request, path) + length + 1};
@@ -120,8 +123,8 @@ static bool send_file(const fc_h5_server *server, const fc_h5_given *given) {
     struct cmsghdr *head = CMSG_FIRSTHDR(&message);
     head->cmsg_level = SOL_SOCKET;
     head->cmsg_type = SCM_RIGHTS;
-    head->cmsg_len = CMSG_LEN(sizeof given->fd);
-    memcpy(CMSG_DATA(head), &given->fd, sizeof given->fd);
+    head->cmsg_len = CMSG_LEN(sizeof fd);
+    memcpy(CMSG_DATA(head), &fd, sizeof fd);
     ssize_t n;
     do {
         n = sendmsg(server->requests, &message, MSG_NOSIGNAL);
@@ -133,10 +136,16 @@ static bool send_file(const fc_h5_server *server, const fc_h5_given *given) {
 static fc_code read_now(fc_h5_server *server, const fc_h5_given *given, fc_arena *arena, fc_h5_file *file,
                         fc_error *err) {
     bool broken = true;
+    fc_h5_loan loan;
+    int fd;
     fc_code rc = FC_ECORRUPT;
-    if (send_file(server, given)) {
-        rc = fc_h5_take_file(&server->in, arena, given->path, given->size, file, &broken, err);
+    FC_TRY(fc_h5_loan_begin(&loan, given->path, given->fd, given->file_size, &fd, err));
+    const bool sent = send_file(server, given, &loan, fd);
+    fc_h5_loan_given(&loan, fd);
+    if (sent) {
+        rc = fc_h5_take_file(&server->in, arena, given->path, given->size, &loan, file, &broken, err);
     }
+    fc_h5_loan_end(&loan);
     if (rc == FC_OK) {
         server->files++;
         return rc;
@@ -163,7 +172,7 @@ fc_code fc_h5_server_read(fc_h5_server *server, const fc_h5_given *given, fc_are
         }
         alone = server->files == 0;
         rc = read_now(server, given, arena, file, err);
-    } while (rc != FC_OK && !alone);
+    } while (rc != FC_OK && !alone && server->in.unlent.code == FC_OK);
     if (server->unavailable) {
         *available = false;
         return FC_OK;

@@ -18,7 +18,7 @@
 typedef struct fc_h5_given {
     const char *path;
     int fd;
-    uint64_t size;
+    uint64_t size, file_size; /**< of the HDF5 file, and of the file that it is in */
     bool follow_external;
     fc_h5_span span; /**< `size` is its length, unless that is 0 */
 } fc_h5_given;
@@ -26,6 +26,7 @@ typedef struct fc_h5_given {
 /** A request, in one message with the descriptor: the attributes of the file, and its path with the final NUL. */
 typedef struct fc_h5_file_request {
     struct stat st;
+    uint64_t lent; /**< fc_h5_input.lent */
     fc_h5_span span;
     char path[PATH_MAX];
 } fc_h5_file_request;

@@ -14,6 +14,7 @@
 typedef struct fc_h5_request {
     const void *what;
     uint64_t bytes;
+    uint64_t lent; /**< fc_h5_input.lent */
     int number;
 } fc_h5_request;
 

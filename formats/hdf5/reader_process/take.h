@@ -3,16 +3,17 @@
  */
 #pragma once
 
-#include "hdf5/reader_process/records.h"
+#include "hdf5/reader_process/lend.h"
 
 /**
  * Takes the records of one file.
  * @param size   the file's size: offsets and the number of records are checked against it.
+ * @param loan   what the process was given for the file
  * @param broken whether the process sent something else, or died: fc_h5_end_taking knows which.
  * @param reason never NULL
  */
-fc_code fc_h5_take_file(fc_h5_in *in, fc_arena *arena, const char *path, uint64_t size, fc_h5_file *file, bool *broken,
-                        fc_error *reason);
+fc_code fc_h5_take_file(fc_h5_in *in, fc_arena *arena, const char *path, uint64_t size, const fc_h5_loan *loan,
+                        fc_h5_file *file, bool *broken, fc_error *reason);
 
 /**
  * Ends the process, after the file `path`, and frees `in`.

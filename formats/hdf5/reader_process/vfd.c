@@ -4,6 +4,7 @@
 #include "hdf5/reader_process/vfd.h"
 
 #include "base/checked.h"
+#include "hdf5/reader_process/ask.h"
 #include "hdf5/reader_process/child.h"
 
 #include <errno.h>
@@ -144,7 +145,15 @@ static haddr_t vfd_get_eof(const H5FD_t *pub, H5FD_mem_t type) {
 }
 
 /* Reads `size` bytes, which must be within the file. */
-static bool read_bytes(int fd, fc_h5_capture *capture, haddr_t address, size_t size, unsigned char *at) {
+static bool read_bytes(const fc_h5_source *source, int fd, haddr_t address, size_t size, unsigned char *at) {
+    fc_h5_capture *capture = source->capture;
+    if (source->asking) { /* then other files are not opened */
+        if (!fc_h5_ask(source->asking, address, size, at)) {
+            capture->errnum = EIO;
+            return false;
+        }
+        return true;
+    }
     while (size > 0) {
         ssize_t n = pread(fd, at, size, (off_t)address);
         if (n < 0 && errno == EINTR) {
@@ -163,12 +172,12 @@ static bool read_bytes(int fd, fc_h5_capture *capture, haddr_t address, size_t s
 
 static bool read_range(const vfd_file *file, haddr_t address, size_t size, unsigned char *at) {
     const uint64_t base = file->close_fd ? 0 : file->source->base;
-    return read_bytes(file->fd, file->source->capture, base + address, size, at);
+    return read_bytes(file->source, file->fd, base + address, size, at);
 }
 
 bool fc_h5_vfd_read(const fc_h5_source *source, uint64_t at, size_t size, unsigned char *bytes) {
     return fc_range_within(at, size, (uint64_t)source->st->st_size) &&
-           read_bytes(source->fd, source->capture, source->base + at, size, bytes);
+           read_bytes(source, source->fd, source->base + at, size, bytes);
 }
 
 /* Puts the patches into bytes that were read. */

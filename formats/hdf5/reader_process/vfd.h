@@ -57,8 +57,9 @@ typedef struct fc_h5_source {
                               of the HDF5 file */
     bool may_open;         /**< whether other names may be opened from the file system */
     fc_h5_capture *capture;
-    fc_h5_patches *patches; /**< NULL: none */
-    uint64_t base;          /**< offset of the HDF5 file in the file */
+    fc_h5_patches *patches;      /**< NULL: none */
+    uint64_t base;               /**< offset of the HDF5 file in the file */
+    struct fc_h5_asking *asking; /**< of a file on a server: who is asked for its bytes. NULL: they are read from fd */
 } fc_h5_source;
 
 /** Reads bytes of the source as they are in the file. @return false if it has no such bytes. */

@@ -1,0 +1,23 @@
+/*
+ * In the reader process: bytes of a file on a server, for which it asks the parent. Runs only in the child.
+ *
+ * A question is a record (FC_H5_WANT) in the pipe to which all records go. The answer comes on the socket that takes
+ * the place of the file's descriptor, and on which the child can only read. So it needs no system call that it does not
+ * need for a file of this machine, and it cannot reach the fetcher.
+ */
+#pragma once
+
+#include "hdf5/reader_process/records.h"
+
+typedef struct fc_h5_asking fc_h5_asking;
+
+/**
+ * @param out  where the records of the file go
+ * @param fd   the socket for the answers, borrowed
+ * @param size of the file in bytes
+ */
+fc_h5_asking *fc_h5_asking_new(fc_h5_sink *out, int fd, uint64_t size);
+void fc_h5_asking_free(fc_h5_asking *asking); /**< NULL is allowed */
+
+/** Reads bytes that are within the file. @return false if the parent could not read them */
+bool fc_h5_ask(fc_h5_asking *asking, uint64_t at, size_t size, unsigned char *bytes);
