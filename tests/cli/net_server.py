@@ -96,7 +96,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         file = server.files.get(path)
         if file is None:
             return self.plain(404, [], b"<html>not here</html>")
-        etag = '"%s"' % hashlib.md5(file).hexdigest()
+        if server.tags.get(path, (None,))[0] is not file:
+            server.tags[path] = (file, '"%s"' % hashlib.md5(file).hexdigest())
+        etag = server.tags[path][1]
         if fault == "other-etag":
             etag = '"other"'
         if self.headers.get("If-Match") not in (None, etag) and fault != "other-etag":
@@ -148,7 +150,7 @@ def start(files, certificate=None, answer=None):
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(*certificate)
         server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
-    server.files, server.faults, server.requests, server.lock = files, {}, [], threading.Lock()
+    server.files, server.faults, server.tags, server.requests, server.lock = files, {}, {}, [], threading.Lock()
     server.delay, server.answer = 0, answer
     server.name = "%s://localhost:%d" % ("https" if certificate else "http", server.server_address[1])
     threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()

@@ -77,7 +77,7 @@ static int ask_forever(void *context, int out, fc_h5_shared *shared) {
     unsigned char byte;
     (void)shared;
     do {
-        fc_h5_put_want(&sink, 0, 1);
+        fc_h5_put_want(&sink, &(fc_h5_part){0, 1}, 1);
     } while (!sink.failed && read(file->given, &byte, 1) == 1);
     return sink.failed;
 }

@@ -21,3 +21,9 @@ void fc_h5_asking_free(fc_h5_asking *asking); /**< NULL is allowed */
 
 /** Reads bytes that are within the file. @return false if the parent could not read them */
 bool fc_h5_ask(fc_h5_asking *asking, uint64_t at, size_t size, unsigned char *bytes);
+
+/** Asks at once for the blocks in which headers begin, so that they are known when they are read.
+ * @param places their offsets, which are sorted here; those that are not within the file are ignored
+ * @param count at most FC_H5_MOST_PARTS
+ * @return false if no more should be asked for, because they would push each other out */
+bool fc_h5_ask_ahead(fc_h5_asking *asking, uint64_t *places, size_t count);

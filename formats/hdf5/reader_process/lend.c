@@ -8,12 +8,14 @@
 #include "net/remote.h"
 
 #include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <sys/socket.h>
 #include <sys/time.h>
 #include <unistd.h>
 
-enum { PATIENCE_S = 60, LEAST_COUNTED = 64 << 10, ALLOWED = 64 << 20 };
+enum { PATIENCE_S = 60, LEAST_COUNTED = 64 << 10, ALLOWED = 64 << 20, MOST_AT_ONCE = 16 };
 
 fc_code fc_h5_loan_begin(fc_h5_loan *loan, const char *path, int fd, uint64_t size, int *given, fc_error *err) {
     int ends[2];
@@ -61,39 +63,115 @@ static bool send_all(int to, const unsigned char *bytes, size_t size) {
     return true;
 }
 
-/* Headers that refer to each other in circles must not make requests without an end. Each question counts as one block
+/* Headers that refer to each other in circles must not make requests without an end. Each part counts as one block
  * at least. */
-static bool may_ask(fc_h5_in *in, uint64_t size) {
+static void count_part(fc_h5_in *in, uint64_t size) {
     uint64_t most;
     if (!fc_mul_u64(in->loan->size, 2, &most) || !fc_add_u64(most, ALLOWED, &most)) {
         most = UINT64_MAX;
     }
     const uint64_t counted = size > LEAST_COUNTED ? size : LEAST_COUNTED;
     if (!fc_range_within(in->lent, counted, most)) {
-        return fc_fail(&in->unlent, FC_ECORRUPT,
-                       "%s: corrupt HDF5 file: reading its headers takes more than twice its size", in->path) == FC_OK;
+        (void)fc_fail(&in->unlent, FC_ECORRUPT,
+                      "%s: corrupt HDF5 file: reading its headers takes more than twice its size", in->path);
+        return;
     }
     in->lent += counted;
-    return true;
 }
 
-bool fc_h5_lend(fc_h5_in *in, fc_h5_record *want) {
-    const uint64_t at = fc_h5_get_u64(want), size = fc_h5_get_u64(want);
+/* The parts of one question. Threads take them in turn, because each may be a request to the server. */
+typedef struct reading {
+    const fc_h5_in *in;
+    fc_h5_part parts[FC_H5_MOST_PARTS];
+    unsigned char *bytes[FC_H5_MOST_PARTS];
+    size_t count;
+    atomic_size_t next;
+    pthread_mutex_t lock;
+    fc_error failed; /* code FC_OK: nothing has */
+} reading;
+
+static void *read_parts(void *context) {
+    reading *r = context;
+    for (size_t i; (i = atomic_fetch_add(&r->next, 1)) < r->count;) {
+        fc_error err;
+        const fc_code rc =
+            fc_pread_full(r->in->loan->fd, r->bytes[i], (size_t)r->parts[i].size, r->parts[i].at, r->in->path, &err);
+        if (rc != FC_OK) {
+            pthread_mutex_lock(&r->lock);
+            r->failed = err;
+            pthread_mutex_unlock(&r->lock);
+            atomic_store(&r->next, r->count);
+        }
+    }
+    return NULL;
+}
+
+/* Reads all parts into `bytes`, one after the other there. */
+static void read_all(reading *r, unsigned char *bytes) {
+    pthread_t threads[MOST_AT_ONCE - 1];
+    size_t started = 0;
+    for (size_t i = 0; i < r->count; bytes += r->parts[i++].size) {
+        r->bytes[i] = bytes;
+    }
+    while (started + 1 < r->count && started < MOST_AT_ONCE - 1 &&
+           pthread_create(&threads[started], NULL, read_parts, r) == 0) {
+        started++;
+    }
+    read_parts(r);
+    while (started > 0) {
+        pthread_join(threads[--started], NULL);
+    }
+}
+
+/* Takes the parts that are asked for. @return false if the record is not valid */
+static bool take_parts(const fc_h5_in *in, fc_h5_record *want, reading *r, uint64_t *total) {
     const fc_h5_loan *loan = in->loan;
-    if (want->bad || want->at != want->size || !loan || loan->to < 0 || size == 0 || size > FC_H5_MOST_LENT ||
-        !fc_range_within(at, size, loan->size)) {
-        return false;
+    *total = 0;
+    while (want->at < want->size && r->count < FC_H5_MOST_PARTS) {
+        fc_h5_part *p = &r->parts[r->count++];
+        p->at = fc_h5_get_u64(want);
+        p->size = fc_h5_get_u64(want);
+        if (want->bad || !loan || loan->to < 0 || p->size == 0 || p->size > FC_H5_MOST_LENT - *total ||
+            !fc_range_within(p->at, p->size, loan->size)) {
+            return false;
+        }
+        *total += p->size;
     }
-    if (in->unlent.code != FC_OK) {
-        return true; /* the socket has ended */
-    }
-    unsigned char *bytes = malloc((size_t)size);
+    return r->count > 0 && want->at == want->size;
+}
+
+static bool lend(fc_h5_in *in, reading *r, uint64_t total) {
+    unsigned char *bytes = malloc((size_t)total);
     if (!bytes) {
         (void)fc_no_memory(&in->unlent, in->path);
     }
-    const bool have =
-        bytes && may_ask(in, size) && fc_pread_full(loan->fd, bytes, (size_t)size, at, in->path, &in->unlent) == FC_OK;
-    const bool sent = have ? send_all(loan->to, bytes, (size_t)size) : shutdown(loan->to, SHUT_WR) == 0;
+    for (size_t i = 0; bytes && i < r->count && in->unlent.code == FC_OK; i++) {
+        count_part(in, r->parts[i].size);
+    }
+    if (in->unlent.code == FC_OK) {
+        read_all(r, bytes);
+        in->unlent = r->failed;
+    }
+    const bool sent =
+        in->unlent.code == FC_OK ? send_all(in->loan->to, bytes, (size_t)total) : shutdown(in->loan->to, SHUT_WR) == 0;
     free(bytes);
     return sent;
+}
+
+bool fc_h5_lend(fc_h5_in *in, fc_h5_record *want) {
+    reading *r = calloc(1, sizeof *r);
+    uint64_t total;
+    if (!r) {
+        in->no_memory = true;
+        return false;
+    }
+    r->in = in;
+    pthread_mutex_init(&r->lock, NULL);
+    bool good = take_parts(in, want, r, &total);
+    if (good && in->unlent.code == FC_OK) { /* else the socket has ended */
+        good = lend(in, r, total);
+    }
+    pthread_mutex_destroy(&r->lock);
+    free(r);
+    return good;
 }

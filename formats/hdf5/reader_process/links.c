@@ -8,8 +8,10 @@
  */
 #include "hdf5/reader_process/links.h"
 
+#include "base/checked.h"
 #include "base/grow.h"
 #include "fsdpckpt/order.h"
+#include "hdf5/reader_process/ask.h"
 #include "hdf5/reader_process/child.h"
 
 #include <stdbool.h>
@@ -82,6 +84,22 @@ herr_t fc_h5_links_read(hid_t file, hid_t group, fc_h5_links *links) {
     }
     fc_sort_items(links->items, links->count, sizeof *links->items, ordered ? compare_link_orders : compare_link_names);
     return rc;
+}
+
+void fc_h5_links_ask(const fc_h5_source *source, const fc_h5_links *links, size_t from) {
+    uint64_t places[FC_H5_MOST_PARTS];
+    size_t count = 0;
+    if (!source->asking || from % FC_H5_MOST_PARTS != 0) {
+        return;
+    }
+    for (size_t i = from; i < links->count && i < from + FC_H5_MOST_PARTS; i++) {
+        const fc_h5_link *link = &links->items[i];
+        if (link->type != H5L_TYPE_HARD || !fc_add_u64(source->base, link->address, &places[count])) {
+            continue;
+        }
+        count++;
+    }
+    (void)fc_h5_ask_ahead(source->asking, places, count);
 }
 
 void fc_h5_links_free(fc_h5_links *links) {

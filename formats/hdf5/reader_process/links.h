@@ -3,7 +3,7 @@
  */
 #pragma once
 
-#include <hdf5.h>
+#include "hdf5/reader_process/vfd.h"
 
 typedef struct fc_h5_link {
     char *name; /**< from malloc */
@@ -22,4 +22,9 @@ typedef struct fc_h5_links {
  * be freed even after a failure.
  */
 herr_t fc_h5_links_read(hid_t file, hid_t group, fc_h5_links *links);
+/**
+ * Before link number `from` is followed: asks for the headers of the objects that come next, if the file is on a
+ * server.
+ */
+void fc_h5_links_ask(const fc_h5_source *source, const fc_h5_links *links, size_t from);
 void fc_h5_links_free(fc_h5_links *links);

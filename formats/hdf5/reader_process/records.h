@@ -19,7 +19,8 @@ enum {
     FC_H5_MAX_FILTERS = 4,
     FC_H5_MAX_RECORD = 256 << 20,
     FC_H5_PIPE_SIZE = 1 << 20,
-    FC_H5_MOST_LENT = 16 << 20
+    FC_H5_MOST_LENT = 16 << 20,
+    FC_H5_MOST_PARTS = 256
 };
 
 typedef enum fc_h5_tag {
@@ -123,8 +124,13 @@ void fc_h5_put_text(fc_h5_sink *out, const char *text); /**< NULL and "" stay di
 void fc_h5_end(fc_h5_sink *out);
 void fc_h5_flush(fc_h5_sink *out);
 
-/** Sends all finished records, then an FC_H5_WANT. */
-void fc_h5_put_want(fc_h5_sink *out, uint64_t at, uint64_t size);
+/** Bytes of a file. */
+typedef struct fc_h5_part {
+    uint64_t at, size;
+} fc_h5_part;
+
+/** Sends all finished records, then an FC_H5_WANT for up to FC_H5_MOST_PARTS parts of FC_H5_MOST_LENT bytes in all. */
+void fc_h5_put_want(fc_h5_sink *out, const fc_h5_part *parts, size_t count);
 
 /** Encodes everything except the chunks, which follow in separate records. */
 void fc_h5_put_dataset(fc_h5_sink *out, const fc_h5_dataset *dataset);

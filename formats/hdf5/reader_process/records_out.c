@@ -81,11 +81,8 @@ void fc_h5_flush(fc_h5_sink *out) {
     out->used = 0;
 }
 
-void fc_h5_put_want(fc_h5_sink *out, uint64_t at, uint64_t size) {
-    const struct {
-        uint32_t tag, length;
-        uint64_t at, size;
-    } want = {FC_H5_WANT, 2 * sizeof(uint64_t), at, size};
+void fc_h5_put_want(fc_h5_sink *out, const fc_h5_part *parts, size_t count) {
+    const uint32_t head[2] = {FC_H5_WANT, (uint32_t)(count * sizeof *parts)};
     const size_t finished = out->open ? out->start : out->used;
     write_all(out, out->buf, finished);
     if (finished > 0) {
@@ -93,7 +90,8 @@ void fc_h5_put_want(fc_h5_sink *out, uint64_t at, uint64_t size) {
         out->used -= finished;
         out->start = 0;
     }
-    write_all(out, &want, sizeof want);
+    write_all(out, head, sizeof head);
+    write_all(out, parts, head[1]);
 }
 
 void fc_h5_end(fc_h5_sink *out) {

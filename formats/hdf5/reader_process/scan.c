@@ -6,6 +6,7 @@
  */
 #include "hdf5/reader_process/scan.h"
 
+#include "hdf5/reader_process/ahead.h"
 #include "hdf5/reader_process/ask.h"
 #include "hdf5/reader_process/child.h"
 #include "hdf5/reader_process/links.h"
@@ -201,6 +202,7 @@ static bool follow_links(trail *t, hid_t group) {
     fc_h5_links links;
     bool ok = fc_h5_links_read(t->walk->file, group, &links) >= 0;
     for (size_t i = 0; i < links.count && ok; i++) {
+        fc_h5_links_ask(t->walk->source, &links, i);
         ok = follow_link(t, group, &links.items[i]);
     }
     fc_h5_links_free(&links);
@@ -411,6 +413,9 @@ bool fc_h5_scan_file(const fc_h5_scan *scan, const fc_h5_input *input, fc_h5_sin
     unsigned char head[9]; /* the signature, and the version of the superblock */
     uint64_t address;
     source.asking = input->lent > 0 ? fc_h5_asking_new(out, input->fd, input->lent) : NULL;
+    if (source.asking) {
+        fc_h5_look_ahead(&source);
+    }
     walk.superblock = fc_h5_vfd_read(&source, 0, sizeof head, head) ? head[8] : 0;
     H5O_info_t info;
     bool ok = false;
