@@ -95,8 +95,7 @@ static fc_code write_cached(const fc_output *output, const unsigned char *bytes,
 
 fc_code fc_output_write(fc_output *output, const unsigned char *bytes, size_t size, uint64_t offset, fc_error *err) {
     if (output->staged) {
-        FC_TRY(fc_pwrite_full(output->fd, bytes, size, offset, output->path, err));
-        return fc_staged_wrote(output->staged, offset, size, err);
+        return fc_staged_write(output->staged, output->fd, bytes, size, offset, err);
     }
     if (output->cached) {
         return write_cached(output, bytes, size, offset, err);

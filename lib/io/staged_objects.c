@@ -6,6 +6,7 @@
 
 #include "base/grow.h"
 #include "fsdpckpt/try.h"
+#include "io/file.h"
 #include "io/staged_private.h"
 #include "net/remote.h"
 
@@ -58,6 +59,7 @@ fc_code fc_staged_begin(const char *name, bool is_folder, fc_staged_target **out
     FC_NEED(target, err, name);
     target->is_folder = is_folder;
     pthread_mutex_init(&target->lock, NULL);
+    pthread_cond_init(&target->sent, NULL);
     if (asprintf(&target->path, FC_STAGED "%s", name) < 0) {
         target->path = NULL;
         fc_staged_free(target);
@@ -97,7 +99,7 @@ static void free_file(fc_staged_file *file) {
     }
     free(file->path);
     free(file->data);
-    free(file->missing);
+    free(file->parts);
     free(file);
 }
 
@@ -118,6 +120,7 @@ void fc_staged_free(fc_staged_target *target) {
         free_file(file);
     }
     pthread_mutex_destroy(&target->lock);
+    pthread_cond_destroy(&target->sent);
     free(target->path);
     free(target);
 }
@@ -266,45 +269,97 @@ static fc_code punch_part(const fc_staged_file *file, unsigned part, fc_error *e
     return FC_OK;
 }
 
+/* The part leaves memory, or has all that the engine writes. The caller holds the lock. */
+static void close_part(fc_staged_file *file, staged_part *part) {
+    if (part->begun) {
+        part->begun = false;
+        file->open--;
+        pthread_cond_broadcast(&file->target->sent);
+    }
+}
+
 static fc_code send_part(fc_staged_file *file, unsigned part, fc_error *err) {
     FC_TRY(fc_upload_part(file->upload, file->fd, (uint64_t)part * file->part, part_size(file, part), part + 1, err));
-    return punch_part(file, part, err);
+    FC_TRY(punch_part(file, part, err));
+    pthread_mutex_lock(&file->target->lock);
+    close_part(file, &file->parts[part]);
+    pthread_mutex_unlock(&file->target->lock);
+    return FC_OK;
+}
+
+/* Counts the bytes of each part that the engine moves. */
+static void count_engine(fc_staged_file *file) {
+    for (size_t i = 0; i < file->count; i++) {
+        const fc_staged_data *d = &file->data[i];
+        for (uint64_t at = d->offset, end = d->offset + d->size; at < end;) {
+            const uint64_t next = (at / file->part + 1) * file->part, to = next < end ? next : end;
+            file->parts[at / file->part].engine += to - at;
+            at = to;
+        }
+    }
 }
 
 static fc_code begin_parts(fc_staged_file *file, fc_error *err) {
-    file->missing = calloc(file->nparts, sizeof *file->missing);
-    FC_NEED(file->missing, err, file->path);
+    file->parts = calloc(file->nparts, sizeof *file->parts);
+    FC_NEED(file->parts, err, file->path);
     for (unsigned part = 0; part < file->nparts; part++) {
-        file->missing[part] = part_size(file, part);
+        file->parts[part].missing = part_size(file, part);
     }
+    count_engine(file);
     return fc_upload_begin(file->path + strlen(FC_STAGED), &file->upload, err);
 }
 
-fc_code fc_staged_divide(const char *path, const fc_staged_data *data, size_t count, uint64_t *part, fc_error *err) {
-    enum { MIB = 1 << 20 };
-    fc_staged_target *target;
-    fc_staged_file *file = find_file(path, &target);
-    struct stat st;
-    if (!file || fstat(file->fd, &st) != 0) {
-        return fc_fail(err, FC_EIO, "%s: is missing", path);
+/* Whether all data is within the file. */
+static bool fits(uint64_t size, const fc_staged_data *data, size_t count) {
+    bool good = true;
+    for (size_t i = 0; i < count && good; i++) {
+        good = data[i].offset <= size && data[i].size <= size - data[i].offset;
     }
+    return good;
+}
+
+static fc_code measure_parts(fc_staged_file *file, uint64_t memory, fc_error *err) {
+    enum { MIB = 1 << 20, LEAST_OPEN = 2 };
+    struct stat st;
+    if (fstat(file->fd, &st) != 0) {
+        return fc_fail_errno(err, errno, "%s: cannot be examined", file->path);
+    }
+    file->engine = true;
     file->size = (uint64_t)st.st_size;
     file->part = FC_STAGED_PART;
     if (file->size / FC_STAGED_MOST_PARTS >= file->part) {
         file->part = (file->size / FC_STAGED_MOST_PARTS / MIB + 1) * MIB;
     }
-    *part = file->part;
-    file->engine = true;
+    file->nparts = (unsigned)((file->size + file->part - 1) / file->part);
+    const uint64_t open = memory / file->part;
+    file->most_open = open < LEAST_OPEN             ? LEAST_OPEN
+                      : open < FC_STAGED_MOST_PARTS ? (unsigned)open
+                                                    : FC_STAGED_MOST_PARTS;
+    return FC_OK;
+}
+
+fc_code fc_staged_divide(const char *path, const fc_staged_data *data, size_t count, uint64_t memory, uint64_t *held,
+                         fc_error *err) {
+    fc_staged_target *target;
+    fc_staged_file *file = find_file(path, &target);
+    *held = 0;
+    if (!file) {
+        return fc_fail(err, FC_EIO, "%s: is missing", path);
+    }
+    FC_TRY(measure_parts(file, memory, err));
+    if (!fits(file->size, data, count)) {
+        return fc_fail(err, FC_EIO, "%s: its data ends after the file", path);
+    }
     if (file->size <= FC_STAGED_WHOLE) {
         return FC_OK;
     }
-    file->nparts = (unsigned)((file->size + file->part - 1) / file->part);
     file->data = calloc(count + 1, sizeof *file->data);
     FC_NEED(file->data, err, path);
     file->count = count;
     if (count > 0) {
         memcpy(file->data, data, count * sizeof *data);
     }
+    *held = (file->most_open < file->nparts ? file->most_open : file->nparts) * file->part;
     return begin_parts(file, err);
 }
 
@@ -314,35 +369,86 @@ fc_staged_file *fc_staged_find(const char *path) {
     return file && file->upload ? file : NULL;
 }
 
-fc_code fc_staged_wrote(fc_staged_file *file, uint64_t offset, uint64_t size, fc_error *err) {
-    for (uint64_t at = offset; at < offset + size;) {
-        const unsigned part = (unsigned)(at / file->part);
-        const uint64_t end = ((uint64_t)part + 1) * file->part;
-        const uint64_t next = end < offset + size ? end : offset + size;
-        pthread_mutex_lock(&file->target->lock);
-        const bool fits = part < file->nparts && next - at <= file->missing[part];
-        const bool complete = fits && (file->missing[part] -= next - at) == 0;
-        pthread_mutex_unlock(&file->target->lock);
-        if (!fits) {
-            return fc_fail(err, FC_EIO, "%s: bytes at offset %" PRIu64 " were written twice", file->path, at);
+/* Waits until the part may be begun. Parts are begun roughly in order, and the thread that waits here has written all
+ * that it had for earlier ones, so these are completed by others. @return false if a thread has failed */
+static bool enter_part(fc_staged_file *file, staged_part *part) {
+    pthread_mutex_lock(&file->target->lock);
+    while (!part->begun && file->open >= file->most_open && !file->stopped) {
+        pthread_cond_wait(&file->target->sent, &file->target->lock);
+    }
+    if (!part->begun) {
+        part->begun = true;
+        file->open++;
+    }
+    const bool goes_on = !file->stopped;
+    pthread_mutex_unlock(&file->target->lock);
+    return goes_on;
+}
+
+/* Bytes of a part are final. Sends it if it is complete. */
+static fc_code leave_part(fc_staged_file *file, unsigned number, uint64_t size, bool engine, fc_error *err) {
+    staged_part *part = &file->parts[number];
+    pthread_mutex_lock(&file->target->lock);
+    const bool fits = size <= part->missing && (!engine || size <= part->engine);
+    part->missing -= fits ? size : 0;
+    part->engine -= fits && engine ? size : 0;
+    const bool complete = fits && part->missing == 0;
+    if (part->engine == 0 && !complete) {
+        close_part(file, part);
+    }
+    pthread_mutex_unlock(&file->target->lock);
+    if (!fits) {
+        return fc_fail(err, FC_EIO, "%s: bytes of part %u were written twice", file->path, number + 1);
+    }
+    return complete ? send_part(file, number, err) : FC_OK;
+}
+
+fc_code fc_staged_write(fc_staged_file *file, int fd, const unsigned char *bytes, size_t size, uint64_t offset,
+                        fc_error *err) {
+    while (size > 0) {
+        const unsigned number = (unsigned)(offset / file->part);
+        const uint64_t left = file->part - offset % file->part;
+        const size_t some = size < left ? size : (size_t)left;
+        if (number >= file->nparts || !enter_part(file, &file->parts[number])) {
+            return fc_fail(err, FC_EIO, "%s: another thread could not write its part", file->path);
         }
-        FC_TRY(complete ? send_part(file, part, err) : FC_OK);
-        at = next;
+        FC_TRY(fc_pwrite_full(fd, bytes, some, offset, file->path, err));
+        FC_TRY(leave_part(file, number, some, true, err));
+        bytes += some;
+        offset += some;
+        size -= some;
     }
     return FC_OK;
 }
 
+void fc_staged_stop(fc_staged_file *file) {
+    pthread_mutex_lock(&file->target->lock);
+    file->stopped = true;
+    pthread_cond_broadcast(&file->target->sent);
+    pthread_mutex_unlock(&file->target->lock);
+}
+
 fc_code fc_staged_final(const char *path, uint64_t offset, uint64_t size, fc_error *err) {
     fc_staged_file *file = fc_staged_find(path);
-    return file ? fc_staged_wrote(file, offset, size, err) : FC_OK;
+    while (file && size > 0) {
+        const unsigned number = (unsigned)(offset / file->part);
+        const uint64_t left = file->part - offset % file->part, some = size < left ? size : left;
+        if (number >= file->nparts) {
+            return fc_fail(err, FC_EIO, "%s: a header ends after the file", path);
+        }
+        FC_TRY(leave_part(file, number, some, false, err));
+        offset += some;
+        size -= some;
+    }
+    return FC_OK;
 }
 
 fc_code fc_staged_end(const char *path, fc_error *err) {
     fc_staged_file *file = fc_staged_find(path);
     for (unsigned part = 0; file && part < file->nparts; part++) {
-        if (file->missing[part] > 0) {
+        if (file->parts[part].missing > 0) {
             FC_TRY(send_part(file, part, err));
-            file->missing[part] = 0;
+            file->parts[part] = (staged_part){.missing = 0};
         }
     }
     return FC_OK;

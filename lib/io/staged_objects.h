@@ -87,17 +87,27 @@ typedef struct fc_staged_file fc_staged_file;
 
 /**
  * Divides a file, which has its final length, into parts, and begins to send it. Nothing else is written to bytes of
- * `data`, and each of them once.
+ * `data`, and each of them once, roughly in order.
  * @param data in ascending order, without overlaps; copied
- * @param most_part receives the bytes of a part
+ * @param memory bytes for the parts that are in memory at once; at least two are
+ * @param held receives the bytes of these
  */
-fc_code fc_staged_divide(const char *path, const fc_staged_data *data, size_t count, uint64_t *part, fc_error *err);
+fc_code fc_staged_divide(const char *path, const fc_staged_data *data, size_t count, uint64_t memory, uint64_t *held,
+                         fc_error *err);
 
 /** @return the file that a path names; NULL if the path is not that of a file that is divided */
 fc_staged_file *fc_staged_find(const char *path);
 
-/** The engine has written these bytes. Sends the parts that are complete now. Any thread may call it. */
-fc_code fc_staged_wrote(fc_staged_file *file, uint64_t offset, uint64_t size, fc_error *err);
+/**
+ * Writes bytes of the engine's, and sends the parts that are complete then. Waits before it begins a part while too
+ * many are in memory. Any thread may call it.
+ * @param fd the thread's own descriptor of the file
+ */
+fc_code fc_staged_write(fc_staged_file *file, int fd, const unsigned char *bytes, size_t size, uint64_t offset,
+                        fc_error *err);
+
+/** A thread has failed and will not write its bytes: no other one waits for them. */
+void fc_staged_stop(fc_staged_file *file);
 
 /** The format has written these bytes and does not write them again. For a path on this machine it does nothing. */
 fc_code fc_staged_final(const char *path, uint64_t offset, uint64_t size, fc_error *err);

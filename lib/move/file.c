@@ -13,6 +13,7 @@
 #include "move/file.h"
 #include "move/queue.h"
 #include "move/resume.h"
+#include "net/shared.h"
 #include "plan/tiles.h"
 #include "read/budget.h"
 #include "read/source.h"
@@ -29,6 +30,7 @@ typedef struct engine {
     struct fc_source_crc *recorded; /* see fc_move_options; may be NULL */
     bool casts;                     /* some item changes its dtype, so workers need a second buffer */
     bool cached;                    /* see fc_work_options */
+    bool remote;                    /* files of the source are on servers */
     fc_queue queue;
     fc_decoded *decoded;
     atomic_bool stop;
@@ -58,11 +60,11 @@ typedef struct worker {
     size_t buffer_size, cast_size;
 } worker;
 
-static fc_code grow_buffer(unsigned char **buffer, size_t *size, size_t target, fc_error *err) {
+static fc_code grow_buffer(const worker *w, unsigned char **buffer, size_t *size, size_t target, fc_error *err) {
     if (*size < target) {
-        fc_pages_free(*buffer, *size);
+        fc_shared_free(*buffer, *size);
         *size = 0;
-        *buffer = fc_pages_new(target);
+        *buffer = w->engine->remote ? fc_shared_new(target) : fc_pages_new(target);
         if (!*buffer) {
             return fc_fail(err, FC_ENOMEM, "out of memory for a buffer of %zu bytes", target);
         }
@@ -105,8 +107,8 @@ static fc_code make_room(worker *w, const fc_batch *batch, fc_error *err) {
             largest_cast = size > largest_cast ? size : largest_cast;
         }
     }
-    FC_TRY(grow_buffer(&w->buffer, &w->buffer_size, total, err));
-    return grow_buffer(&w->cast, &w->cast_size, largest_cast, err);
+    FC_TRY(grow_buffer(w, &w->buffer, &w->buffer_size, total, err));
+    return grow_buffer(w, &w->cast, &w->cast_size, largest_cast, err);
 }
 
 /* Reads a tile as it will be in the target, and digests it while it is in the cache. */
@@ -191,13 +193,16 @@ static void *run_mover(void *context) {
     worker w = {.engine = e, .output = {.fd = -1, .direct = -1}};
     fc_error err;
     fc_code rc = move_tiles(&w, &err);
+    if (rc != FC_OK && w.output.staged) {
+        fc_staged_stop(w.output.staged);
+    }
     rc = fc_output_close(&w.output, rc, &err);
     if (rc != FC_OK) {
         fail_move(e, rc, &err);
     }
     fc_source_free(w.source);
-    fc_pages_free(w.buffer, w.buffer_size);
-    fc_pages_free(w.cast, w.cast_size);
+    fc_shared_free(w.buffer, w.buffer_size);
+    fc_shared_free(w.cast, w.cast_size);
     return NULL;
 }
 
@@ -225,15 +230,17 @@ static int compare_data(const void *a, const void *b) {
     return FC_ORDER(x->offset, y->offset);
 }
 
-static int choose_move_threads(const fc_move_options *options, uint64_t bytes) {
+static int choose_move_threads(const fc_move_options *options, uint64_t bytes, bool remote) {
     bytes /= options && options->shares > 1 ? options->shares : 1;
-    return fc_useful_threads(options ? options->work.threads : 0, bytes, FC_TILE_BYTES / 4);
+    return fc_useful_threads(fc_wanted_threads(options ? options->work.threads : 0, remote), bytes, FC_TILE_BYTES / 4);
 }
 
-/* Divides a file that is made in a bucket into parts. `*part`: bytes of one, which each worker holds; 0: none. */
-static fc_code divide_file(const fc_target *target, const fc_target_file *file, uint64_t *part, fc_error *err) {
+/* Divides a file that is made in a bucket into parts. @param held receives the bytes of the parts that are in memory at
+ * once; 0 for a file on this machine. */
+static fc_code divide_file(const fc_target *target, const fc_target_file *file, const fc_work_options *work,
+                           uint64_t *held, fc_error *err) {
     size_t count = 0;
-    *part = 0;
+    *held = 0;
     if (!fc_is_staged(file->path)) {
         return FC_OK;
     }
@@ -247,7 +254,7 @@ static fc_code divide_file(const fc_target *target, const fc_target_file *file, 
         }
     }
     fc_sort_items(data, count, sizeof *data, compare_data);
-    fc_code rc = fc_staged_divide(file->path, data, count, part, err);
+    fc_code rc = fc_staged_divide(file->path, data, count, fc_memory_of(work) / 2, held, err);
     free(data);
     return rc;
 }
@@ -277,11 +284,16 @@ fc_code fc_move_file(const fc_target *target, const fc_target_file *file, const 
     engine e = {.target = target, .file = file, .progress = options ? options->work.progress : NULL};
     e.recorded = options ? options->recorded : NULL;
     e.cached = options && options->work.cached;
-    uint64_t bytes = owned_bytes(target, file, &e.casts), part;
-    FC_TRY(divide_file(target, file, &part, err));
-    const fc_worker_needs needs = {.sources = 1, .tiles = e.casts ? 2 : 1, .extra = sizeof(fc_batch) + part};
-    FC_TRY(
-        fc_budget_divide(options ? &options->work : NULL, choose_move_threads(options, bytes), &needs, &e.budget, err));
+    fc_work_options work = options ? options->work : (fc_work_options){.threads = 0};
+    uint64_t bytes = owned_bytes(target, file, &e.casts), held;
+    FC_TRY(divide_file(target, file, &work, &held, err));
+    work.memory = fc_memory_of(&work);
+    work.memory -= held < work.memory / 2 ? held : work.memory / 2;
+    e.remote = fc_reads_from_servers(target->source);
+    const fc_worker_needs needs = {
+        .sources = 1, .tiles = e.casts ? 2 : 1, .extra = sizeof(fc_batch), .remote = e.remote};
+    const int threads = choose_move_threads(options, bytes, e.remote || held > 0);
+    FC_TRY(fc_budget_divide(&work, threads, &needs, &e.budget, err));
     if (!options || options->share == 0) { /* the first of the processes that write this file together */
         FC_TRY(fc_output_allocate(file->path, err));
     }

@@ -74,7 +74,7 @@ static fc_code fail_ended(const fc_exchange *x, fc_error *err) {
 }
 
 /* The fetcher is not trusted more than the servers whose answers it reads. */
-static fc_code fail_odd(const fc_exchange *x, fc_error *err) {
+fc_code fc_exchange_fail_odd(const fc_exchange *x, fc_error *err) {
     return fc_fail(err, FC_EIO, "%s: the process that talks to servers sent what it was not asked for", x->name);
 }
 
@@ -90,7 +90,7 @@ static fc_code add_name(fc_exchange *x, const char *name, fc_error *err) {
     fc_entry_names *l = x->listed;
     if (!l || !*name || strchr(name, '/') || strcmp(name, ".") == 0 || strcmp(name, "..") == 0 ||
         l->count >= MOST_NAMES) {
-        return fail_odd(x, err);
+        return fc_exchange_fail_odd(x, err);
     }
     FC_NEED(fc_grow(&l->names, &l->capacity, l->count + 1, sizeof *l->names), err, x->name);
     l->names[l->count] = strdup(name);
@@ -101,7 +101,7 @@ static fc_code add_name(fc_exchange *x, const char *name, fc_error *err) {
 
 static fc_code take_data(fc_exchange *x, uint64_t size, fc_error *err) {
     if (size > x->size) {
-        return fail_odd(x, err);
+        return fc_exchange_fail_odd(x, err);
     }
     if (!receive(x->answer, x->buffer, (size_t)size)) {
         return fail_ended(x, err);
@@ -123,7 +123,7 @@ static fc_code take_answers(fc_exchange *x, fc_error *err) {
         case FC_NET_DONE:
         case FC_NET_MISSING:
         case FC_NET_EXISTS:
-            return a->size <= INT64_MAX ? FC_OK : fail_odd(x, err);
+            return a->size <= INT64_MAX ? FC_OK : fc_exchange_fail_odd(x, err);
         case FC_NET_DATA:
             FC_TRY(take_data(x, a->size, err));
             break;

@@ -16,7 +16,9 @@ enum { FC_NET_ABI = 2 };
 
 /** What the fetcher is told when it starts. Its strings are valid as long as the fetcher. */
 typedef struct fc_net_setup {
-    const char *certificates;                /**< file with the certificates that are trusted; NULL: libcurl's own */
+    const char *certificates; /**< file with the certificates that are trusted; NULL: libcurl's own */
+    unsigned char *shared;    /**< memory that is shared with the caller; NULL: none */
+    size_t shared_size;
     int pace;                                /**< percent of the usual waiting times, for tests */
     char key[256], secret[256], token[4096]; /**< of S3; "" if there are none */
     char region[64];

@@ -5,6 +5,7 @@
 
 #include "fsdpckpt/try.h"
 #include "net/exchange.h"
+#include "net/shared.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -113,9 +114,14 @@ fc_code fc_remote_open(const char *name, int *fd, uint64_t *size, fc_error *err)
 
 fc_code fc_remote_read(int fd, void *buf, size_t size, uint64_t offset, const char *name, fc_error *err) {
     fc_exchange x = {.name = name, .buffer = buf, .size = size};
-    const fc_net_request request = {.kind = FC_NET_READ, .offset = offset, .length = size};
+    const uint64_t into = fc_shared_offset(buf, size);
+    const fc_net_request request = {.kind = FC_NET_READ, .offset = offset, .length = size, .into = into};
     FC_TRY(fc_fetcher_get(&x.fetcher, err));
     FC_TRY(fc_exchange_ask(&x, fd, &request, -1, err));
+    if (into != FC_NOT_SHARED) {
+        FC_TRY(x.last.size <= x.size ? FC_OK : fc_exchange_fail_odd(&x, err));
+        x.size -= (size_t)x.last.size;
+    }
     return x.size == 0 ? FC_OK
                        : fc_fail(err, FC_ECORRUPT,
                                  "%s: truncated: the file ends at offset %" PRIu64 ", %zu more bytes are expected",

@@ -9,6 +9,7 @@
 #include "fsdpckpt/try.h"
 #include "module_places.h"
 #include "net/setup.h"
+#include "net/shared.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -67,9 +68,12 @@ static fc_code load(const fc_net_module **out, fc_error *err) {
     return rc;
 }
 
-static void __attribute__((noreturn)) become(const fc_net_module *module, int requests) {
+static void __attribute__((noreturn))
+become(const fc_net_module *module, int requests, unsigned char *shared, size_t shared_size) {
     fc_net_setup setup;
     fc_net_setup_read(&setup); /* before files cannot be opened any more */
+    setup.shared = shared;
+    setup.shared_size = shared_size;
     fc_child_reset_signals();
     if (!fc_child_keep_only(&requests, 1)) {
         _exit(EXIT_NOT_STARTED);
@@ -91,13 +95,15 @@ static fc_code start(const fc_net_module *module, int *out, fc_error *err) {
     if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) {
         return fc_fail_errno(err, errno, cannot);
     }
+    size_t shared_size;
+    unsigned char *shared = fc_shared_make(&shared_size);
     const pid_t pid = fork();
     if (pid == 0) {
         const pid_t inner = fork();
         if (inner != 0) {
             _exit(inner < 0 ? EXIT_NOT_STARTED : 0);
         }
-        become(module, ends[1]);
+        become(module, ends[1], shared, shared_size);
     }
     const int saved = errno;
     close(ends[1]);

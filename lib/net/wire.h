@@ -15,7 +15,8 @@ typedef enum fc_net_request_kind {
     FC_NET_LOOK,     /**< FC_NET_STAT of a name that a person gave: it may exist even if its folder does not list it */
     FC_NET_LIST,     /**< name: FC_NET_NAME for each entry, then FC_NET_DONE */
     FC_NET_OPEN,     /**< name; the message also has the fetcher's end of the file's socket */
-    FC_NET_READ,     /**< bytes of an open file: FC_NET_DATA until all are sent, then FC_NET_DONE */
+    FC_NET_READ,     /**< bytes of an open file: FC_NET_DATA until all are sent, then FC_NET_DONE; of shared memory only
+                          FC_NET_DONE, with the number of bytes that were written there */
     FC_NET_HOST,     /**< name is "host:port:addresses" for CURLOPT_RESOLVE, or "host:port" if it has no address; no
                           answer */
 
@@ -33,6 +34,7 @@ typedef struct fc_net_request {
     uint32_t kind;
     uint32_t name_size;
     uint64_t offset, length;
+    uint64_t into; /**< of FC_NET_READ: where in the shared memory; else FC_NOT_SHARED */
     uint32_t part, flag;
     char name[FC_NET_MOST_NAME + 1]; /**< only name_size bytes are sent, without a NUL */
 } fc_net_request;
@@ -54,6 +56,6 @@ typedef struct fc_net_answer {
     uint32_t code;      /**< fc_code */
     uint32_t is_folder; /**< of FC_NET_DONE */
     uint32_t text;      /**< bytes of text that follow, at most FC_NET_MOST_TEXT */
-    uint64_t size;
-    uint64_t identity; /**< of FC_NET_DONE: differs between versions of an object */
+    uint64_t size;      /**< of the bytes that follow, of a file, or of what was read */
+    uint64_t identity;  /**< of FC_NET_DONE: differs between versions of an object */
 } fc_net_answer;

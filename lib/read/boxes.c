@@ -8,6 +8,7 @@
 #include "fsdpckpt/try.h"
 #include "plan/coverage.h"
 #include "plan/tiles.h"
+#include "read/budget.h"
 #include "read/chunk_lists.h"
 #include "read/source.h"
 #include "read/threads.h"
@@ -208,19 +209,20 @@ static void *run_reader(void *context) {
 }
 
 /* Less than a few tiles does not justify a thread. */
-static int choose_read_threads(const fc_box_request *requests, size_t count, const fc_work_options *options) {
+static int choose_read_threads(const fc_checkpoint *checkpoint, const fc_box_request *requests, size_t count,
+                               const fc_work_options *options) {
     uint64_t bytes = 0;
     for (size_t i = 0; i < count && bytes < FC_MOST_THREADS * (uint64_t)FC_TILE_BYTES; i++) {
         bytes += (uint64_t)fc_box_volume(&requests[i].box) * fc_dtype_size(requests[i].tensor->dtype);
     }
-    const int wanted = options && options->threads > 0 ? options->threads : 0;
+    const int wanted = fc_wanted_threads(options ? options->threads : 0, fc_reads_from_servers(checkpoint));
     return fc_useful_threads(wanted ? wanted : fc_shared_threads(options ? options->processes : 1), bytes,
                              FC_TILE_BYTES / 4);
 }
 
 fc_code fc_read_boxes(const fc_checkpoint *checkpoint, fc_chunk_lists *lists, const fc_box_request *requests,
                       size_t count, const fc_work_options *options, fc_error *err) {
-    const int threads = choose_read_threads(requests, count, options);
+    const int threads = choose_read_threads(checkpoint, requests, count, options);
     reading r = {.checkpoint = checkpoint,
                  .requests = requests,
                  .count = count,

@@ -5,11 +5,14 @@
 
 #include "fsdpckpt/read.h"
 
+#include <stdbool.h>
+
 /** What each worker holds. */
 typedef struct fc_worker_needs {
     int sources;  /**< each has a window */
     int tiles;    /**< buffers for a tile */
     size_t extra; /**< bytes in addition */
+    bool remote;  /**< files are on servers: bytes that are asked for at once matter more than decoded chunks */
 } fc_worker_needs;
 
 /** How the memory is divided. */
@@ -22,11 +25,21 @@ typedef struct fc_budget {
     uint64_t decoded;  /**< bytes for all decoded chunks of one side */
 } fc_budget;
 
+/** Returns whether files of the checkpoint are on servers. */
+bool fc_reads_from_servers(const fc_checkpoint *checkpoint);
+
+/** Returns the number of workers that is wanted: `given`, or the default for files on servers, or 0 for others. */
+int fc_wanted_threads(int given, bool remote);
+
+/** Returns the memory of a job in bytes: what the options say, or the default. */
+uint64_t fc_memory_of(const fc_work_options *options);
+
 /** Fails if `memory` is too little for any job. 0: the default. */
 fc_code fc_memory_check(uint64_t memory, fc_error *err);
 
 /**
- * Divides the memory: at most half of it (or the minimum) for what the workers hold, the rest for decoded chunks.
+ * Divides the memory: at most half of it, or three quarters for files on servers (or the minimum) for what the workers
+ * hold, the rest for decoded chunks.
  * @param options NULL: the defaults
  * @param threads the most that are useful; fewer if the memory does not suffice
  */

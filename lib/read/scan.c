@@ -7,6 +7,7 @@
 #include "base/checked.h"
 #include "base/pages.h"
 #include "fsdpckpt/try.h"
+#include "net/shared.h"
 #include "read/budget.h"
 #include "read/portions.h"
 #include "read/source.h"
@@ -38,6 +39,7 @@ typedef struct scanner {
     fc_progress *progress; /* may be NULL */
     fc_budget budget;
     fc_decoded *decoded[FC_SCAN_SIDES];
+    bool remote;          /* files are on servers */
     pthread_mutex_t lock; /* guards the fields below, and the items */
     size_t next;
     cursor shared;
@@ -240,7 +242,7 @@ static fc_code scan_prepare_worker(worker *w, fc_error *err) {
         return fc_fail(err, FC_ENOMEM, "out of memory for a buffer of %zu bytes", s->scan->scratch);
     }
     for (int i = 0; i < s->scan->sides; i++) {
-        w->buffers[i] = fc_pages_new(b->large_tile);
+        w->buffers[i] = s->remote ? fc_shared_new(b->large_tile) : fc_pages_new(b->large_tile);
         if (!w->buffers[i]) {
             return fc_fail(err, FC_ENOMEM, "out of memory for a buffer of %zu bytes", b->large_tile);
         }
@@ -275,7 +277,7 @@ static void *run_scanner(void *context) {
     fc_portions_free(&w.own.portions);
     for (int i = 0; i < s->scan->sides; i++) {
         fc_source_free(w.sources[i]);
-        fc_pages_free(w.buffers[i], s->budget.large_tile);
+        fc_shared_free(w.buffers[i], s->budget.large_tile);
     }
     fc_pages_free(w.tile.scratch, s->scan->scratch);
     return NULL;
@@ -283,9 +285,14 @@ static void *run_scanner(void *context) {
 
 fc_code fc_scan_run(const fc_scan *scan, const fc_work_options *options, fc_error *err) {
     scanner s = {.scan = scan, .progress = options ? options->progress : NULL};
-    const fc_worker_needs needs = {.sources = scan->sides, .tiles = scan->sides, .extra = scan->scratch + scan->extra};
-    const int threads = fc_useful_threads(options ? options->threads : 0, scan->total, FC_TILE_BYTES / 2);
     fc_code rc;
+    for (int i = 0; i < scan->sides; i++) {
+        s.remote |= fc_reads_from_servers(scan->checkpoints[i]);
+    }
+    const fc_worker_needs needs = {
+        .sources = scan->sides, .tiles = scan->sides, .extra = scan->scratch + scan->extra, .remote = s.remote};
+    const int wanted = fc_wanted_threads(options ? options->threads : 0, s.remote);
+    const int threads = fc_useful_threads(wanted, scan->total, FC_TILE_BYTES / 2);
     FC_TRY(fc_budget_divide(options, threads, &needs, &s.budget, err));
     fc_progress_begin(s.progress, scan->phase, FC_COUNTED_BYTES, scan->total);
     for (int i = 0; i < scan->sides; i++) {

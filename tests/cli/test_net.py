@@ -76,7 +76,7 @@ class Net(Case):
 
     def command(self, *arguments, status=0, **more):
         """Runs the command. @return stdout; for a failure, the one line of stderr"""
-        environment = dict(os.environ, SSL_CERT_FILE=self.certificate[0], FSDPCKPT_NET_PACE="1", **more)
+        environment = {**os.environ, "SSL_CERT_FILE": self.certificate[0], "FSDPCKPT_NET_PACE": "1", **more}
         got = subprocess.run([BINARY, *arguments], env=environment, cwd=self.dir, capture_output=True, text=True, timeout=HANG, check=False)
         self.assertEqual(got.returncode, status, got.stdout + got.stderr)
         if status in (0, 1):
@@ -190,7 +190,7 @@ class Same(Net):
     def test_what_cannot_be_on_a_server(self):
         server = self.serve({"model.safetensors": file_of(3)})
         name = server.name + "/m/model.safetensors"
-        for arguments in (["consolidate", name, "-o", server.name + "/m/x.safetensors"], ["consolidate", name, "-o", "hf://owner/model"],
+        for arguments in (["consolidate", name, "-o", server.name + "/m/x.safetensors"], ["consolidate", name, "-o", "hf://owner/model", "--to", "safetensors"],
                           ["verify", name, "--seal"]):
             self.assertIn("nothing can be written there", self.command(*arguments, status=5))
         self.assertIn("on a server: download it first", self.command("view", name, "-o", "v.h5", status=5))
@@ -252,6 +252,18 @@ class Requests(Net):
         self.assertLessEqual(net_server.rounds(server.requests, server.delay), 12)
         names = [r[0] for r in server.requests]
         self.assertEqual(len(names), len(set(names)), "each head is read once")
+
+    def test_rounds_of_data(self):
+        """The tiles of a file are asked for at once, as many as the memory has room for."""
+        server = self.serve({"model.safetensors": file_of(16 << 10)}, https=False)
+        server.delay = 0.3
+        for options, least, most in (([], 2, 6), (["--memory", "4M"], 7, 40), (["-j", "4"], 8, 40)):
+            server.requests.clear()
+            self.command("consolidate", server.name + "/m/model.safetensors", "-o", "x.safetensors", "--force", *options,
+                         FSDPCKPT_NET_PACE="100")
+            rounds = net_server.rounds(server.requests, server.delay)
+            self.assertGreaterEqual(rounds, least, options)
+            self.assertLessEqual(rounds, most, options)
 
     def test_bytes(self):
         """A copy reads each byte about once."""

@@ -177,6 +177,7 @@ typedef struct transfer {
     int reply;      /* FOR_RANGE and what is written: socket; also where an address is asked for; else -1 */
     char *url;
     uint64_t offset, length, done;
+    unsigned char *into; /* FOR_RANGE: where in shared memory; NULL: the bytes are sent */
     unsigned char *body; /* what the server sent, except FOR_RANGE: `done` bytes */
     size_t capacity;
     int tries, redirects;
@@ -202,6 +203,7 @@ typedef struct fetcher {
     CURLM *multi;
     char *certificates;
     size_t certificates_size;
+    void *store; /* the certificates as OpenSSL has them; NULL: libcurl parses them */
     object *objects;
     folder *folders;
     transfer *transfers;
@@ -250,7 +252,7 @@ void object_open(fetcher *f, object *o, folder *wanted_by, int reply);
 void object_opened(fetcher *f, object *o, folder *wanted_by);
 /* Answers a request for a name, now or when it is known what the name is. Owns the sockets. */
 void object_request(fetcher *f, fc_net_request_kind kind, const char *name, int answer, int file);
-void object_read(fetcher *f, object *o, uint64_t offset, uint64_t length, int answer);
+void object_read(fetcher *f, object *o, const fc_net_request *request, int answer);
 void object_tell(object *o, int answer);
 void object_end_waiters(fetcher *f, object *o);
 void waiters_retry(fetcher *f, waiter *first);
@@ -364,6 +366,13 @@ const char *transfer_name(const transfer *t);
 /* Makes t->easy, for the server at "host:port". @return false if it cannot */
 bool request_make(const fetcher *f, transfer *t, const char *where);
 bool transfer_is_of_bucket(const transfer *t);
+
+/* ---- trust.c ---- */
+
+/* Reads the certificates that are trusted, before the fetcher is confined. */
+void trust_read(fetcher *f);
+/* Makes a request trust them, and no others. @return false if it cannot */
+bool trust_set(const fetcher *f, CURL *easy);
 
 /* ---- answers.c ---- */
 

@@ -3,7 +3,6 @@
  */
 #include "net/fetcher/fetcher.h"
 
-#include <errno.h>
 #include <netdb.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,7 +10,7 @@
 #include <sys/socket.h>
 #include <time.h>
 
-enum { MOST_CERTIFICATES = 64 << 20, MOST_CONNECTIONS = 32, MOST_TO_HOST = 16 };
+enum { MOST_CONNECTIONS = 64, MOST_TO_HOST = 32 };
 
 /* ---- in the caller's process ---- */
 
@@ -42,27 +41,6 @@ static void find_addresses(const char *where, char *out, size_t size) {
 
 /* ---- in the fetcher ---- */
 
-static fc_code read_certificates(fetcher *f, const char *path) {
-    FILE *file = fopen(path, "re");
-    const size_t step = 1 << 16;
-    size_t n = 1;
-    if (!file) {
-        return fc_fail_errno(&f->failed, errno, "%s: the certificates cannot be read", path);
-    }
-    while (n > 0 && f->certificates_size < MOST_CERTIFICATES) {
-        char *more = realloc(f->certificates, f->certificates_size + step);
-        if (!more) {
-            break;
-        }
-        f->certificates = more;
-        n = fread(f->certificates + f->certificates_size, 1, step, file);
-        f->certificates_size += n;
-    }
-    const bool good = n == 0 && !ferror(file) && f->certificates_size > 0;
-    fclose(file);
-    return good ? FC_OK : fc_fail(&f->failed, FC_EIO, "%s: the certificates cannot be read", path);
-}
-
 static void *prepare(const fc_net_setup *setup, int requests) {
     fetcher *f = calloc(1, sizeof *f);
     struct timespec t;
@@ -79,11 +57,7 @@ static void *prepare(const fc_net_setup *setup, int requests) {
     }
     curl_multi_setopt(f->multi, CURLMOPT_MAX_TOTAL_CONNECTIONS, (long)MOST_CONNECTIONS);
     curl_multi_setopt(f->multi, CURLMOPT_MAX_HOST_CONNECTIONS, (long)MOST_TO_HOST);
-    const char *usual = curl_version_info(CURLVERSION_NOW)->cainfo;
-    const char *path = setup->certificates ? setup->certificates : usual;
-    if (path) {
-        (void)read_certificates(f, path);
-    }
+    trust_read(f);
     return f;
 }
 

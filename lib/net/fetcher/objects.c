@@ -2,6 +2,7 @@
  * Objects: what is known of each file, its first bytes, and the requests that wait for it. See fetcher.h.
  */
 #include "net/fetcher/fetcher.h"
+#include "net/shared.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -259,17 +260,42 @@ void object_request(fetcher *f, fc_net_request_kind kind, const char *name, int 
     }
 }
 
-void object_read(fetcher *f, object *o, uint64_t offset, uint64_t length, int answer) {
+/* Where in the shared memory the bytes go. @return false if that is not within it */
+static bool find_place(const fetcher *f, const fc_net_request *request, unsigned char **into) {
+    const size_t size = f->setup.shared_size;
+    *into = NULL;
+    if (request->into == FC_NOT_SHARED) {
+        return true;
+    }
+    if (request->into > size || request->length > size - request->into) {
+        return false;
+    }
+    *into = f->setup.shared + request->into;
+    return true;
+}
+
+/* Answers with bytes of the head. */
+static void give_head(const object *o, uint64_t offset, size_t size, unsigned char *into, int answer) {
+    if (into && size > 0) {
+        memcpy(into, o->head + offset, size);
+    } else if (size > 0) {
+        fetcher_send(answer, (fc_net_answer){.kind = FC_NET_DATA, .size = size}, o->head + offset, size);
+    }
+    fetcher_send(answer, (fc_net_answer){.kind = FC_NET_DONE, .size = into ? size : 0}, NULL, 0);
+}
+
+void object_read(fetcher *f, object *o, const fc_net_request *request, int answer) {
     char url[MOST_URL];
-    const uint64_t size = o->version.size;
+    unsigned char *into;
+    const uint64_t size = o->version.size, offset = request->offset, length = request->length;
     const uint64_t end = offset < size ? (length < size - offset ? offset + length : size) : offset;
+    if (!find_place(f, request, &into)) {
+        close(answer);
+        return;
+    }
     if (end <= o->head_size || end == offset) { /* the reader sees that it gets less than it asked for */
         o->used = ++f->clock;
-        if (end > offset) {
-            fetcher_send(answer, (fc_net_answer){.kind = FC_NET_DATA, .size = end - offset}, o->head + offset,
-                         (size_t)(end - offset));
-        }
-        fetcher_send(answer, (fc_net_answer){.kind = FC_NET_DONE}, NULL, 0);
+        give_head(o, offset, (size_t)(end - offset), into, answer);
         close(answer);
         return;
     }
@@ -281,6 +307,7 @@ void object_read(fetcher *f, object *o, uint64_t offset, uint64_t length, int an
     t->plain_http = strncmp(url, "http://", 7) == 0;
     t->object = o;
     t->reply = answer;
+    t->into = into;
     t->offset = offset;
     t->length = end - offset;
 }

@@ -128,6 +128,11 @@ static size_t take_body(char *bytes, size_t size, size_t count, void *context) {
         if (n > t->length - t->done) {
             return refuse_more(t);
         }
+        if (t->into) {
+            memcpy(t->into + t->done, bytes, n);
+            t->done += n;
+            return n;
+        }
         t->done += n;
         return fetcher_send(t->reply, (fc_net_answer){.kind = FC_NET_DATA, .size = n}, bytes, n) ? n : 0;
     }
@@ -213,7 +218,7 @@ static bool set_options(const fetcher *f, transfer *t) {
     rc |= curl_easy_setopt(e, CURLOPT_RESOLVE, t->resolve);
     rc |= curl_easy_setopt(e, CURLOPT_HTTPHEADER, t->headers);
     rc |= curl_easy_setopt(e, CURLOPT_USERAGENT, "fsdpckpt/" FSDPCKPT_VERSION);
-    rc |= curl_easy_setopt(e, CURLOPT_HTTP_VERSION, (long)CURL_HTTP_VERSION_2TLS);
+    rc |= curl_easy_setopt(e, CURLOPT_HTTP_VERSION, (long)CURL_HTTP_VERSION_1_1);
     rc |= curl_easy_setopt(e, CURLOPT_NOSIGNAL, 1L);
     rc |= curl_easy_setopt(e, CURLOPT_BUFFERSIZE, 256L << 10);
     rc |= curl_easy_setopt(e, CURLOPT_CONNECTTIMEOUT_MS, (long)CONNECT_MS);
@@ -228,11 +233,6 @@ static bool set_options(const fetcher *f, transfer *t) {
     } else if (t->purpose != FOR_PAGE) {
         rc |= curl_easy_setopt(e, CURLOPT_RANGE, range);
     }
-    if (f->certificates) {
-        struct curl_blob blob = {f->certificates, f->certificates_size, CURL_BLOB_NOCOPY};
-        rc |= curl_easy_setopt(e, CURLOPT_CAINFO_BLOB, &blob);
-    }
-    rc |= curl_easy_setopt(e, CURLOPT_CAPATH, NULL);
     if (transfer_is_of_bucket(t) && f->setup.key[0]) {
         char text[sizeof f->setup.region + 32];
         const bool google = name_provider(transfer_name(t)) == PROVIDER_GS;
@@ -241,7 +241,7 @@ static bool set_options(const fetcher *f, transfer *t) {
         rc |= curl_easy_setopt(e, CURLOPT_USERNAME, f->setup.key);
         rc |= curl_easy_setopt(e, CURLOPT_PASSWORD, f->setup.secret);
     }
-    return rc == 0;
+    return rc == 0 && trust_set(f, e);
 }
 
 bool request_make(const fetcher *f, transfer *t, const char *where) {

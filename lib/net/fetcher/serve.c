@@ -119,7 +119,7 @@ static void take_request(fetcher *f, int index) {
         } else if (from && from->upload) {
             upload_request_of(f, from->upload, &request, descriptors[0], descriptors[1]);
         } else if (from && request.kind == FC_NET_READ) {
-            object_read(f, from->object, request.offset, request.length, descriptors[0]);
+            object_read(f, from->object, &request, descriptors[0]);
         } else if (from) {
             object_tell(from->object, descriptors[0]);
             close(descriptors[0]);

@@ -91,7 +91,7 @@ void transfer_end(fetcher *f, transfer *t) {
             t->object->known_since = 0; /* who opens it again gets what is there then */
             fetcher_send_error(t->reply, &t->error);
         } else {
-            fetcher_send(t->reply, (fc_net_answer){.kind = FC_NET_DONE}, NULL, 0);
+            fetcher_send(t->reply, (fc_net_answer){.kind = FC_NET_DONE, .size = t->into ? t->done : 0}, NULL, 0);
         }
         transfer_free(f, t);
     } else {
