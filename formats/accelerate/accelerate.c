@@ -243,7 +243,7 @@ const fc_format fc_format_accelerate = {
         {
             .create = fc_accelerate_create,
             .reserve = fc_accelerate_reserve,
-            .finish_file = fc_accelerate_finish_file,
+            .finish_item = fc_accelerate_finish_item,
             .finish = fc_accelerate_finish,
             .destroy = fc_accelerate_destroy,
         },

@@ -48,6 +48,6 @@ size_t fc_accelerate_files(const fc_target *target);
 const char *fc_accelerate_index(const fc_target *target);
 fc_code fc_accelerate_create(const fc_target *target, const char *staging, fc_writer *writer, fc_error *err);
 fc_code fc_accelerate_reserve(fc_writer *writer, fc_target_file *file, fc_error *err);
-fc_code fc_accelerate_finish_file(fc_writer *writer, const fc_target_file *file, fc_error *err);
+fc_code fc_accelerate_finish_item(fc_writer *writer, const fc_target_item *item, int fd, fc_error *err);
 fc_code fc_accelerate_finish(fc_writer *writer, const uint64_t *digests, fc_error *err);
 void fc_accelerate_destroy(fc_writer *writer);

@@ -183,10 +183,10 @@ fc_code fc_accelerate_create(const fc_target *target, const char *staging, fc_wr
     return FC_OK;
 }
 
-/* The section of a target file: the engine gives each the values of one section. */
-static section *section_of(const accelerate_writer *w, const fc_target_file *file) {
-    size_t i = file->nitems > 0 ? w->nsections - 1 : 0;
-    while (i > 0 && file->items[0].tensor < w->sections[i].first) {
+/* The section of a value. */
+static section *section_of(const accelerate_writer *w, uint32_t tensor) {
+    size_t i = w->nsections > 0 ? w->nsections - 1 : 0;
+    while (i > 0 && tensor < w->sections[i].first) {
         i--;
     }
     return &w->sections[i];
@@ -199,20 +199,20 @@ static void shift(const fc_target_file *file, uint32_t from, uint32_t to) {
     }
 }
 
+/* The engine gives each file the values of one section. */
 fc_code fc_accelerate_reserve(fc_writer *writer, fc_target_file *file, fc_error *err) {
-    section *p = section_of(writer->state, file);
+    section *p = section_of(writer->state, file->nitems > 0 ? file->items[0].tensor : 0);
     shift(file, p->first, 0);
     fc_code rc = fc_dcp_reserve(&p->dcp, file, err);
     shift(file, 0, p->first);
     return rc;
 }
 
-fc_code fc_accelerate_finish_file(fc_writer *writer, const fc_target_file *file, fc_error *err) {
-    section *p = section_of(writer->state, file);
-    shift(file, p->first, 0);
-    fc_code rc = fc_dcp_finish_file(&p->dcp, file, err);
-    shift(file, 0, p->first);
-    return rc;
+fc_code fc_accelerate_finish_item(fc_writer *writer, const fc_target_item *item, int fd, fc_error *err) {
+    section *p = section_of(writer->state, item->tensor);
+    fc_target_item own = *item;
+    own.tensor -= p->first;
+    return fc_dcp_finish_item(&p->dcp, &own, fd, err);
 }
 
 fc_code fc_accelerate_finish(fc_writer *writer, const uint64_t *digests, fc_error *err) {

@@ -39,7 +39,7 @@ size_t fc_dcp_files(const fc_target *target);
 const char *fc_dcp_index(const fc_target *target);
 fc_code fc_dcp_create(const fc_target *target, const char *staging, fc_writer *writer, fc_error *err);
 fc_code fc_dcp_reserve(fc_writer *writer, fc_target_file *file, fc_error *err);
-fc_code fc_dcp_finish_file(fc_writer *writer, const fc_target_file *file, fc_error *err);
+fc_code fc_dcp_finish_item(fc_writer *writer, const fc_target_item *item, int fd, fc_error *err);
 fc_code fc_dcp_finish(fc_writer *writer, const uint64_t *digests, fc_error *err);
 void fc_dcp_destroy(fc_writer *writer);
 fc_code fc_dcp_take_notes(fc_writer *writer, unsigned char **bytes, size_t *size, fc_error *err);

@@ -54,7 +54,7 @@ const fc_format fc_format_fsdp_dtensor = {
         {
             .create = create,
             .reserve = fc_dcp_reserve,
-            .finish_file = fc_dcp_finish_file,
+            .finish_item = fc_dcp_finish_item,
             .finish = fc_dcp_finish,
             .destroy = fc_dcp_destroy,
             .notes = &fc_dcp_notes,

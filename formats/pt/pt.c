@@ -183,6 +183,7 @@ const fc_format fc_format_pt = {
         {
             .create = fc_pt_create,
             .reserve = fc_pt_reserve,
+            .finish_item = fc_pt_finish_item,
             .finish_file = fc_pt_finish_file,
             .finish = fc_pt_finish,
             .destroy = fc_pt_destroy,

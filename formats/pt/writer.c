@@ -1,8 +1,9 @@
 /*
  * Writes torch.save files: one for a full target, one per rank for a sharded one. A file is a pickle with the nested
- * values, in a zip archive. The engine writes the data, and then the headers follow, with its CRCs. Objects are small
- * and are written into the pickle. A rank's file holds plain local tensors, as tensor-parallel servers load them, and
- * one record that torch.load ignores: the layout of the whole checkpoint (layout.c).
+ * values, in a zip archive. The engine writes the data; what follows the data of a tensor is written when its CRC is
+ * known, the directory at the end. Objects are small and are written into the pickle. A rank's file holds plain local
+ * tensors, as tensor-parallel servers load them, and one record that torch.load ignores: the layout of the whole
+ * checkpoint (layout.c).
  */
 #include "pt/writer.h"
 
@@ -172,6 +173,19 @@ static fc_code lay_out(pt_writer *w, fc_error *err) {
     return fc_torch_zip_end(&w->zip, err);
 }
 
+static fc_code open_again(const pt_writer *w, int *fd, fc_error *err) {
+    *fd = fc_open(w->path, O_WRONLY, 0);
+    return *fd < 0 ? fc_fail_errno(err, errno, "%s: cannot be reopened", w->path) : FC_OK;
+}
+
+/* Creates the file, with all that is before the data of the first tensor. */
+static fc_code create_file(const pt_writer *w, fc_error *err) {
+    int fd = -1;
+    FC_TRY(fc_create_zeros(w->path, w->zip.length, err));
+    FC_TRY(open_again(w, &fd, err));
+    return fc_close_written(fd, fc_torch_zip_write_first(&w->zip, fd, w->path, err), w->path, err);
+}
+
 fc_code fc_pt_reserve(fc_writer *writer, fc_target_file *file, fc_error *err) {
     pt_writer *w = writer->state;
     end_file(w);
@@ -191,23 +205,22 @@ fc_code fc_pt_reserve(fc_writer *writer, fc_target_file *file, fc_error *err) {
         FC_TRY(fc_pt_layout_json(w->target, file, &w->layout, err));
     }
     FC_TRY(lay_out(w, err));
-    return fc_create_zeros(w->path, w->zip.length, err);
+    return create_file(w, err);
+}
+
+fc_code fc_pt_finish_item(fc_writer *writer, const fc_target_item *item, int fd, fc_error *err) {
+    pt_writer *w = writer->state;
+    const uint64_t number = w->numbers[item - w->file->items];
+    fc_torch_zip_set_crc32(&w->zip, number, item->crc32);
+    return fc_torch_zip_write_after(&w->zip, number, fd, w->path, err);
 }
 
 fc_code fc_pt_finish_file(fc_writer *writer, const fc_target_file *file, fc_error *err) {
     pt_writer *w = writer->state;
-    for (size_t i = 0; i < file->nitems; i++) {
-        bool object = w->target->tensors[file->items[i].tensor].source->object;
-        if (!object && w->ties[i].root == i) {
-            fc_torch_zip_set_crc32(&w->zip, w->numbers[i], file->items[i].crc32);
-        }
-    }
-    int fd = fc_open(w->path, O_WRONLY, 0);
-    if (fd < 0) {
-        return fc_fail_errno(err, errno, "%s: cannot be reopened", w->path);
-    }
-    fc_code rc = fc_torch_zip_write(&w->zip, fd, w->path, 0, err);
-    return fc_close_written(fd, rc, w->path, err);
+    int fd = -1;
+    (void)file;
+    FC_TRY(open_again(w, &fd, err));
+    return fc_close_written(fd, fc_torch_zip_write_last(&w->zip, fd, w->path, err), w->path, err);
 }
 
 fc_code fc_pt_finish(fc_writer *writer, const uint64_t *digests, fc_error *err) {

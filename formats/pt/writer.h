@@ -68,6 +68,7 @@ bool fc_pt_is_directory(const fc_target *target);
 size_t fc_pt_files(const fc_target *target);
 fc_code fc_pt_create(const fc_target *target, const char *staging, fc_writer *writer, fc_error *err);
 fc_code fc_pt_reserve(fc_writer *writer, fc_target_file *file, fc_error *err);
+fc_code fc_pt_finish_item(fc_writer *writer, const fc_target_item *item, int fd, fc_error *err);
 fc_code fc_pt_finish_file(fc_writer *writer, const fc_target_file *file, fc_error *err);
 fc_code fc_pt_finish(fc_writer *writer, const uint64_t *digests, fc_error *err);
 void fc_pt_destroy(fc_writer *writer);

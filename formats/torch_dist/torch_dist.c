@@ -121,15 +121,16 @@ static fc_code dist_reserve(fc_writer *writer, fc_target_file *file, fc_error *e
     return FC_OK;
 }
 
-static fc_code dist_finish_file(fc_writer *writer, const fc_target_file *file, fc_error *err) {
+static fc_code dist_finish_item(fc_writer *writer, const fc_target_item *item, int fd, fc_error *err) {
     dist_writer *w = writer->state;
-    FC_TRY(take_items(w, file, err));
-    return fc_dcp_finish_file(&w->dcp, &w->file, err);
+    fc_target_item own = *item;
+    own.tensor = w->of[item->tensor];
+    return fc_dcp_finish_item(&w->dcp, &own, fd, err);
 }
 
 /* ---- the other files ---- */
 
-/* Writes common.pt, by the writer of torch.save files. */
+/* Writes common.pt, by the writer of torch.save files. It has only objects, so no item is to be finished. */
 static fc_code write_common(const dist_writer *w, fc_error *err) {
     fc_writer writer = {0};
     fc_target_file file = {.nitems = w->common.ntensors};
@@ -244,7 +245,7 @@ const fc_format fc_format_torch_dist = {
         {
             .create = dist_create,
             .reserve = dist_reserve,
-            .finish_file = dist_finish_file,
+            .finish_item = dist_finish_item,
             .finish = dist_finish,
             .destroy = dist_destroy,
             .notes = &notes,

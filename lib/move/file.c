@@ -25,6 +25,7 @@
 typedef struct engine {
     const fc_target *target;
     const fc_target_file *file;
+    fc_writer *writer;     /* see fc_move_options; may be NULL */
     fc_progress *progress; /* may be NULL */
     fc_budget budget;
     struct fc_source_crc *recorded; /* see fc_move_options; may be NULL */
@@ -149,6 +150,16 @@ static fc_code take_and_move(worker *w, fc_batch *batch, fc_error *err) {
     return batch->count > 0 ? move_batch(w, batch, err) : FC_OK;
 }
 
+/* Lets the writer write the headers of the items that are complete. Other workers go on meanwhile, also with this. */
+static fc_code finish_items(const worker *w, fc_error *err) {
+    engine *e = w->engine;
+    const fc_target_item *item;
+    while (e->writer && (item = fc_queue_take_complete(&e->queue))) {
+        FC_TRY(e->writer->format->writer.finish_item(e->writer, item, w->output.fd, err));
+    }
+    return FC_OK;
+}
+
 /* Moves one batch. `*done`: there was none. */
 static fc_code move_next(worker *w, fc_batch *batch, bool *done, fc_error *err) {
     engine *e = w->engine;
@@ -162,8 +173,8 @@ static fc_code move_next(worker *w, fc_batch *batch, bool *done, fc_error *err) 
         const fc_code left = fc_resume_leave(e->queue.resume, batch, rc == FC_OK, rc == FC_OK ? err : NULL);
         rc = rc == FC_OK ? left : rc;
     }
-    fc_queue_give_back(&e->queue, batch);
-    return rc;
+    fc_queue_give_back(&e->queue, batch, rc == FC_OK);
+    return rc == FC_OK ? finish_items(w, err) : rc;
 }
 
 static fc_code move_batches(worker *w, fc_error *err) {
@@ -267,6 +278,7 @@ static fc_code run_workers(engine *e, const fc_move_options *options, fc_error *
     e->queue.crc32 = options && options->crc32;
     e->queue.digests = options ? options->digests : NULL;
     e->queue.resume = options ? options->resume : NULL;
+    e->queue.lists_complete = e->writer != NULL;
     if (options && options->shares > 1) {
         fc_queue_share(&e->queue, options->share, options->shares);
     }
@@ -283,6 +295,7 @@ fc_code fc_move_file(const fc_target *target, const fc_target_file *file, const 
                      fc_error *err) {
     engine e = {.target = target, .file = file, .progress = options ? options->work.progress : NULL};
     e.recorded = options ? options->recorded : NULL;
+    e.writer = options ? options->writer : NULL;
     e.cached = options && options->work.cached;
     fc_work_options work = options ? options->work : (fc_work_options){.threads = 0};
     uint64_t bytes = owned_bytes(target, file, &e.casts), held;

@@ -183,6 +183,7 @@ static fc_code move_parts(const fc_conversion *m, const fc_target_file *file, co
     own.nitems = p->count;
     options.share = m->leads ? 0 : 1; /* the leader allocates the file */
     options.shares = 0;
+    options.writer = NULL; /* other ranks have other parts of the items */
     return p->count > 0 || m->leads ? fc_move_file(m->target, &own, &options, err) : FC_OK;
 }
 

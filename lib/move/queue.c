@@ -26,16 +26,32 @@ void fc_queue_init(fc_queue *queue, const fc_target *target, const fc_target_fil
     queue->end = UINT64_MAX;
 }
 
-static void drop_active_item(const fc_queue *queue, fc_active_item *active) {
-    if (active && --active->users == 0) {
-        fc_item_digest_end(&active->digest, queue->target, queue->crc32);
-        fc_coverage_free(active->coverage);
+/* Lists an item whose bytes are all written. */
+static void list_complete(fc_queue *queue, fc_active_item *active) {
+    active->next = queue->complete;
+    queue->complete = active;
+}
+
+static void drop_active_item(fc_queue *queue, fc_active_item *active) {
+    if (--active->users > 0) {
+        return;
+    }
+    fc_item_digest_end(&active->digest, queue->target, queue->crc32);
+    fc_coverage_free(active->coverage);
+    if (queue->lists_complete && !active->failed) {
+        list_complete(queue, active);
+    } else {
         free(active);
     }
 }
 
 void fc_queue_destroy(fc_queue *queue) {
-    drop_active_item(queue, queue->current);
+    if (queue->current) {
+        queue->current->failed = true;
+        drop_active_item(queue, queue->current);
+    }
+    while (fc_queue_take_complete(queue)) {
+    }
     pthread_mutex_destroy(&queue->lock);
 }
 
@@ -218,6 +234,17 @@ static bool take_done(fc_queue *queue, fc_target_item *item, const fc_box *box) 
     return true;
 }
 
+/* Lists an item that an earlier run has written. */
+static fc_code list_done(fc_queue *queue, const fc_target_item *item, fc_error *err) {
+    if (queue->lists_complete) {
+        fc_active_item *active = calloc(1, sizeof *active);
+        FC_NEED(active, err, queue->file->path);
+        active->item = item;
+        list_complete(queue, active);
+    }
+    return FC_OK;
+}
+
 /* Makes the next item with bytes the current one. queue->current stays NULL at the end. */
 static fc_code open_next(fc_queue *queue, fc_error *err) {
     const fc_target_file *file = queue->file;
@@ -225,7 +252,7 @@ static fc_code open_next(fc_queue *queue, fc_error *err) {
     fc_target_item *item;
     uint64_t first, end;
     fc_box box;
-    do {
+    for (;;) {
         if (!find_next(queue, &first, &end)) {
             return FC_OK;
         }
@@ -233,7 +260,11 @@ static fc_code open_next(fc_queue *queue, fc_error *err) {
         target = &queue->target->tensors[item->tensor];
         box = item_box(item, target->source);
         FC_TRY(check_item(target, &box, item->offset, err));
-    } while (take_done(queue, item, &box));
+        if (!take_done(queue, item, &box)) {
+            break;
+        }
+        FC_TRY(list_done(queue, item, err));
+    }
     fc_coverage *coverage;
     FC_TRY(fc_coverage_within(queue->target->source, target->source, &box, &coverage, err));
     fc_active_item *active = malloc(sizeof *active);
@@ -333,17 +364,29 @@ fc_code fc_queue_take(fc_queue *queue, fc_batch *batch, fc_error *err) {
     fc_code rc = fill_batch(queue, batch, err);
     pthread_mutex_unlock(&queue->lock);
     if (rc != FC_OK) {
-        fc_queue_give_back(queue, batch);
+        fc_queue_give_back(queue, batch, false);
     }
     return rc;
 }
 
-void fc_queue_give_back(fc_queue *queue, fc_batch *batch) {
+void fc_queue_give_back(fc_queue *queue, fc_batch *batch, bool moved) {
     pthread_mutex_lock(&queue->lock);
     for (int i = 0; i < batch->count; i++) {
-        fc_item_digest_add(&batch->tiles[i].active->digest, &batch->tiles[i].digest);
-        drop_active_item(queue, batch->tiles[i].active);
+        fc_active_item *active = batch->tiles[i].active;
+        fc_item_digest_add(&active->digest, &batch->tiles[i].digest);
+        active->failed |= !moved;
+        drop_active_item(queue, active);
     }
     pthread_mutex_unlock(&queue->lock);
     batch->count = 0;
+}
+
+const fc_target_item *fc_queue_take_complete(fc_queue *queue) {
+    pthread_mutex_lock(&queue->lock);
+    fc_active_item *active = queue->complete;
+    const fc_target_item *item = active ? active->item : NULL;
+    queue->complete = active ? active->next : NULL;
+    pthread_mutex_unlock(&queue->lock);
+    free(active);
+    return item;
 }

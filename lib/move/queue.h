@@ -12,7 +12,7 @@
 
 #include <pthread.h>
 
-/** A target item whose tiles are being moved. The last user frees it. */
+/** A target item whose tiles are being moved. The last user frees it, or lists it as complete. */
 typedef struct fc_active_item {
     const fc_tensor *tensor;
     const fc_target_item *item;
@@ -20,6 +20,8 @@ typedef struct fc_active_item {
     fc_coverage *coverage;
     fc_item_digest digest;
     unsigned users;
+    bool failed;                 /**< a tile of it was not moved */
+    struct fc_active_item *next; /**< complete, too */
 } fc_active_item;
 
 /**
@@ -56,7 +58,9 @@ typedef struct fc_queue {
     struct fc_resume *resume;         /**< knows tiles that are finished; may be NULL */
     const struct fc_done_tiles *done; /**< those of current, in order */
     size_t ndone;
-    int64_t run; /**< elements per batch of current that ends at a block boundary; 0: one tile per batch */
+    int64_t run;              /**< elements per batch of current that ends at a block boundary; 0: one tile per batch */
+    bool lists_complete;      /**< whether items are listed when they are complete */
+    fc_active_item *complete; /**< items whose bytes are all written, and whose digests are set */
 } fc_queue;
 
 void fc_queue_init(fc_queue *queue, const fc_target *target, const fc_target_file *file, size_t tile_bytes,
@@ -74,5 +78,9 @@ void fc_queue_destroy(fc_queue *queue);
 /** Takes the next batch. Sets batch->count to 0 when no tile is left. */
 fc_code fc_queue_take(fc_queue *queue, fc_batch *batch, fc_error *err);
 
-/** Returns a batch and adds its digests. Call it for every batch taken, also after a failure. */
-void fc_queue_give_back(fc_queue *queue, fc_batch *batch);
+/** Returns a batch and adds its digests. Call it for every batch taken, also after a failure.
+ *  @param moved whether all its tiles are written. */
+void fc_queue_give_back(fc_queue *queue, fc_batch *batch, bool moved);
+
+/** Takes an item off the list of complete ones. @return NULL if there is none. */
+const fc_target_item *fc_queue_take_complete(fc_queue *queue);

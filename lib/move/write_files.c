@@ -8,6 +8,8 @@
 #include "base/crc.h"
 #include "fsdpckpt/try.h"
 #include "integrity/source_crc.h"
+#include "io/file.h"
+#include "io/path.h"
 #include "io/staged_objects.h"
 #include "io/sync.h"
 #include "move/file.h"
@@ -15,6 +17,7 @@
 #include "plan/target_file.h"
 #include "ranks/exchange.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
@@ -42,6 +45,36 @@ static fc_code compress_items(fc_conversion *m, const fc_target_file *file, fc_e
     return rc;
 }
 
+/* Whether this process moves each item as a whole, and so knows when it is complete. */
+static bool moves_whole_items(const fc_conversion *m) {
+    return m->move.shares <= 1 && !m->movers;
+}
+
+/* Lets the writer write the headers of all items that were moved. */
+static fc_code finish_items(fc_conversion *m, const fc_target_file *file, fc_error *err) {
+    const int fd = fc_open(file->path, O_WRONLY, 0);
+    if (fd < 0) {
+        return fc_fail_errno(err, errno, "%s: cannot be reopened", file->path);
+    }
+    fc_code rc = FC_OK;
+    for (size_t i = 0; i < file->nitems && rc == FC_OK; i++) {
+        const fc_target_item *item = &file->items[i];
+        if (item->owned && !item->chunk && fc_target_item_bytes(m->target, item) > 0) {
+            rc = m->writer.format->writer.finish_item(&m->writer, item, fd, err);
+        }
+    }
+    return fc_close_written(fd, rc, file->path, err);
+}
+
+/* Writes the headers that depend on digests. */
+static fc_code finish_file(fc_conversion *m, const fc_target_file *file, fc_error *err) {
+    const fc_format_writer *writer = &m->writer.format->writer;
+    if (writer->finish_item && !m->move.writer) {
+        FC_TRY(finish_items(m, file, err));
+    }
+    return writer->finish_file ? writer->finish_file(&m->writer, file, err) : FC_OK;
+}
+
 /* Writes one target file. Rank 0 writes the headers; all ranks move or compress the data. */
 static fc_code write_file(fc_conversion *m, fc_target_file *file, fc_arena *arena, fc_error *err) {
     const fc_format_writer *writer = &m->writer.format->writer;
@@ -52,14 +85,14 @@ static fc_code write_file(fc_conversion *m, fc_target_file *file, fc_arena *aren
         const fc_target_item *item = &file->items[i];
         m->unmoved[item->tensor] |= item->owner == file->rank && !item->owned; /* the writer has cleared it */
     }
+    m->move.writer = writer->finish_item && moves_whole_items(m) ? &m->writer : NULL;
     fc_code written = m->move_file ? m->move_file(m, file, err) : fc_move_file(m->target, file, &m->move, err);
     if (has_chunks(file)) {
         FC_TRY(fc_ranks_agree(m->comm, written, err));
         written = compress_items(m, file, err);
     }
     FC_TRY(fc_ranks_join_items(m->comm, written, m->target, file, m->move.crc32, err));
-    const bool finishes = m->leads && writer->finish_file;
-    FC_TRY(fc_ranks_agree(m->comm, finishes ? writer->finish_file(&m->writer, file, err) : FC_OK, err));
+    FC_TRY(fc_ranks_agree(m->comm, m->leads ? finish_file(m, file, err) : FC_OK, err));
     FC_TRY(fc_staged_end(file->path, err));
     return m->apart ? fc_sync_path(AT_FDCWD, file->path, file->path, err)
                     : FC_OK; /* rank 0 cannot sync another machine's page cache */

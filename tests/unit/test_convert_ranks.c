@@ -175,8 +175,8 @@ static void many_files_are_the_same(void **state) {
 /* Formats that store some values differently report these values only to rank 0. */
 static void every_format_is_the_same(void **state) {
     (void)state;
-    static const char *const names[] = {"pt", "safetensors"};
-    for (int i = 0; i < 2; i++) {
+    static const char *const names[] = {"pt", "dcp", "safetensors"};
+    for (int i = 0; i < 3; i++) {
         same_as_alone((work){.format = names[i], .cast = FC_OPAQUE, .bad = -1});
         same_as_alone((work){.format = names[i], .mesh = &two_by_two, .cast = FC_OPAQUE, .bad = -1});
     }

@@ -243,7 +243,7 @@ static void batches_fit_a_tile(void **state) {
         }
         assert_in_range(size, 0, 1000);
         most = batch.count > most ? batch.count : most;
-        fc_queue_give_back(&queue, &batch);
+        fc_queue_give_back(&queue, &batch, true);
     } while (next < t->size);
     assert_true(most > 1);
     assert_int_equal(fc_queue_take(&queue, &batch, &err), FC_OK);
@@ -288,12 +288,53 @@ static void runs_go_from_block_to_block(void **state) {
                 size += batch.tiles[k].size;
             }
             assert_in_range(size, 1, limit + 4096);
-            fc_queue_give_back(&queue, &batch);
+            fc_queue_give_back(&queue, &batch, true);
         }
         assert_int_equal(next, end);
     }
     assert_int_equal(fc_queue_take(&queue, &batch, &err), FC_OK);
     assert_int_equal(batch.count, 0);
+    fc_queue_destroy(&queue);
+    target_free(t);
+    fake_free(f);
+}
+
+/* An item is complete when all its tiles were moved and given back, and is listed once; a failed one never is. */
+static void complete_items_are_listed(void **state) {
+    (void)state;
+    enum { MOST = 40 };
+    static const int64_t shape[] = {10000};
+    fake *f = fake_new();
+    f->only_raw = true;
+    for (int i = 0; i < 3; i++) {
+        fake_add(f, FC_I16, 1, shape, 0);
+    }
+    fake_target *t = target_new(f);
+    for (size_t i = 0; i < 3; i++) {
+        target_add_whole(t, i, 0);
+    }
+    fc_queue queue;
+    fc_batch batches[MOST];
+    fc_error err;
+    int count = 0;
+    fc_queue_init(&queue, &t->target, &t->file, 4000, 4000);
+    queue.lists_complete = true;
+    do {
+        assert_true(count < MOST);
+        assert_int_equal(fc_queue_take(&queue, &batches[count], &err), FC_OK);
+        assert_null(fc_queue_take_complete(&queue));
+    } while (batches[count++].count > 0);
+    int last[3] = {0};
+    for (int i = 0; i + 1 < count; i++) {
+        last[batches[i].tiles[0].active->item - t->items] = i;
+    }
+    assert_true(last[0] > 1 && last[1] > last[0] + 1 && last[2] > last[1] + 1);
+    for (int i = 0; i < count; i++) {
+        fc_queue_give_back(&queue, &batches[i], i != last[0] + 1); /* a tile of the second item is not moved */
+        const fc_target_item *complete = i == last[0] ? &t->items[0] : i == last[2] ? &t->items[2] : NULL;
+        assert_ptr_equal(fc_queue_take_complete(&queue), complete);
+        assert_null(fc_queue_take_complete(&queue));
+    }
     fc_queue_destroy(&queue);
     target_free(t);
     fake_free(f);
@@ -345,6 +386,7 @@ int main(void) {
         cmocka_unit_test(wide_gaps),
         cmocka_unit_test(batches_fit_a_tile),
         cmocka_unit_test(runs_go_from_block_to_block),
+        cmocka_unit_test(complete_items_are_listed),
         cmocka_unit_test(fc_read_box_reads_any_box),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,5 +1,5 @@
 /*
- * Writes the archive of torch.save: first the location of each record, then the headers. See write.h.
+ * Writes the archive of torch.save: first the location of each record, then the headers, each byte once. See write.h.
  *
  * The layout follows PyTorchStreamWriter and its miniz: a local header has no sizes and no CRC; these are in a data
  * descriptor after the bytes. An empty record has no descriptor. A number that does not fit in 32 bits is in a zip64
@@ -33,8 +33,8 @@ enum {
     DESCRIPTOR64_SIZE = 24,
     MAX_NAME = 512,
     ID_SIZE = 40, /* .data/serialization_id: two numbers of 20 digits */
-    BUFFER = 64 << 10
-
+    BUFFER = 64 << 10,
+    SMALL_BUFFER = 4 << 10, /* has room for any header */
 };
 
 enum { FLAG_DESCRIPTOR = 1 << 3, FLAG_UTF8 = 1 << 11, VERSION_MADE = 0x031e, VERSION_ZIP64 = 45 };
@@ -47,8 +47,8 @@ typedef struct output {
     const char *path;
     int fd;
     uint64_t at; /* offset of the buffer's first byte in the file */
-    size_t used;
-    unsigned char *buffer;
+    size_t used, room;
+    unsigned char *buffer; /* of `room` bytes */
     unsigned char *memory; /* NULL: the output is the file */
 } output;
 
@@ -60,16 +60,11 @@ static bool is_wide(uint64_t value) {
     return value >= UINT32_MAX;
 }
 
-/* Writes the name of a record: "data.pkl" or "data/7". */
-static int spell_name(const fc_torch_zip_record *record, char name[MAX_NAME]) {
-    return record->name ? snprintf(name, MAX_NAME, "%s", record->name)
-                        : snprintf(name, MAX_NAME, "data/%" PRIu64, record->number);
-}
-
+/* Writes the name of a record: "archive/data.pkl" or "archive/data/7". @return its length */
 static size_t full_name(const fc_torch_zip *zip, const fc_torch_zip_record *record, char name[2 * MAX_NAME]) {
-    char below[MAX_NAME];
-    spell_name(record, below);
-    return (size_t)snprintf(name, 2 * (size_t)MAX_NAME, "%s/%s", zip->folder, below);
+    const size_t size = 2 * (size_t)MAX_NAME;
+    return (size_t)(record->name ? snprintf(name, size, "%s/%s", zip->folder, record->name)
+                                 : snprintf(name, size, "%s/data/%" PRIu64, zip->folder, record->number));
 }
 
 /* @return the size of the zip64 field, which has the numbers that do not fit in 32 bits. */
@@ -175,6 +170,7 @@ static void make_id(const fc_torch_zip *zip, char id[ID_SIZE + 1]) {
     snprintf(id, ID_SIZE + 1, "%020" PRIu64 "%020" PRIu64, names, contents);
 }
 
+/* Writes bytes that will not change any more. */
 static fc_code put_out(output *out, const void *bytes, size_t size, fc_error *err) {
     fc_code rc = FC_OK;
     if (out->memory && size > 0) {
@@ -192,9 +188,9 @@ static fc_code flush_headers(output *out, fc_error *err) {
     return rc;
 }
 
-/* @return room for `size` bytes (at most BUFFER) in the buffer, or NULL after a failed write. */
+/* @return room for `size` bytes (at most SMALL_BUFFER) in the buffer, or NULL after a failed write. */
 static unsigned char *reserve_bytes(output *out, size_t size, fc_error *err) {
-    if (out->used + size > BUFFER && flush_headers(out, err) != FC_OK) {
+    if (out->used + size > out->room && flush_headers(out, err) != FC_OK) {
         return NULL;
     }
     unsigned char *p = out->buffer + out->used;
@@ -249,7 +245,10 @@ static fc_code write_local(const fc_torch_zip *zip, const fc_torch_zip_record *r
 }
 
 static fc_code write_record_bytes(const void *bytes, uint64_t size, output *out, fc_error *err) {
-    if (size <= BUFFER / 2) {
+    if (size == 0) {
+        return FC_OK;
+    }
+    if (size <= out->room / 2) {
         unsigned char *p = reserve_bytes(out, (size_t)size, err);
         if (!p) {
             return FC_EIO;
@@ -277,15 +276,32 @@ static fc_code write_descriptor(const fc_torch_zip_record *r, output *out, fc_er
     return FC_OK;
 }
 
-static fc_code write_record(const fc_torch_zip *zip, const fc_torch_zip_record *r, output *out, fc_error *err) {
-    FC_TRY(write_local(zip, r, out, err));
-    if (r->bytes) {
+/* Whether the caller writes the bytes of a record. */
+static bool is_data(const fc_torch_zip_record *r) {
+    return !r->bytes && r->size > 0;
+}
+
+/*
+ * Writes the records from number `*at` on, up to the bytes of the next one that the caller writes, or else up to the
+ * id, which depends on the CRCs of all others. `*at` receives the number of that record.
+ */
+static fc_code write_records(const fc_torch_zip *zip, size_t *at, output *out, fc_error *err) {
+    for (; *at + 1 < zip->nrecords; (*at)++) {
+        const fc_torch_zip_record *r = &zip->records[*at];
+        FC_TRY(write_local(zip, r, out, err));
+        if (is_data(r)) {
+            return FC_OK;
+        }
         FC_TRY(write_record_bytes(r->bytes, r->size, out, err));
-    } else {
-        FC_TRY(flush_headers(out, err));
-        out->at += r->size;
+        FC_TRY(write_descriptor(r, out, err));
     }
-    return write_descriptor(r, out, err);
+    return FC_OK;
+}
+
+/* Writes what follows the bytes of record `*at`, as write_records does. */
+static fc_code write_after(const fc_torch_zip *zip, size_t *at, output *out, fc_error *err) {
+    FC_TRY(write_descriptor(&zip->records[(*at)++], out, err));
+    return write_records(zip, at, out, err);
 }
 
 static fc_code write_central(const fc_torch_zip *zip, const fc_torch_zip_record *r, output *out, fc_error *err) {
@@ -340,37 +356,85 @@ static fc_code write_end(const fc_torch_zip *zip, output *out, fc_error *err) {
     return FC_OK;
 }
 
-static fc_code write_headers(fc_torch_zip *zip, output *out, fc_error *err) {
+/* Writes the id, then the directory. */
+static fc_code write_directory(fc_torch_zip *zip, output *out, fc_error *err) {
     char id[ID_SIZE + 1];
     fc_torch_zip_record *last = &zip->records[zip->nrecords - 1]; /* the id, which can be computed now */
-    out->buffer = malloc(BUFFER);
-    FC_NEED(out->buffer, err, out->path);
     make_id(zip, id);
     last->bytes = id;
     last->crc32 = fc_crc32(0, id, ID_SIZE);
-    fc_code rc = FC_OK;
-    for (size_t i = 0; i < zip->nrecords; i++) {
-        FC_TRY_GOTO(write_record(zip, &zip->records[i], out, err), rc, out);
-    }
+    fc_code rc;
+    FC_TRY_GOTO(write_local(zip, last, out, err), rc, out);
+    FC_TRY_GOTO(write_record_bytes(id, ID_SIZE, out, err), rc, out);
+    FC_TRY_GOTO(write_descriptor(last, out, err), rc, out);
     for (size_t i = 0; i < zip->nrecords; i++) {
         FC_TRY_GOTO(write_central(zip, &zip->records[i], out, err), rc, out);
     }
-    FC_TRY_GOTO(write_end(zip, out, err), rc, out);
-    rc = flush_headers(out, err);
+    rc = write_end(zip, out, err);
 out:
     last->bytes = no_id;
+    return rc;
+}
+
+static fc_code begin_output(output *out, fc_error *err) {
+    out->buffer = malloc(BUFFER);
+    out->room = BUFFER;
+    FC_NEED(out->buffer, err, out->path);
+    return FC_OK;
+}
+
+static fc_code end_output(output *out, fc_code rc, fc_error *err) {
+    rc = rc == FC_OK ? flush_headers(out, err) : rc;
     free(out->buffer);
     return rc;
 }
 
+static fc_code write_all(fc_torch_zip *zip, output *out, fc_error *err) {
+    size_t at = 0;
+    fc_code rc;
+    FC_TRY(begin_output(out, err));
+    FC_TRY_GOTO(write_records(zip, &at, out, err), rc, out);
+    while (at + 1 < zip->nrecords) {
+        FC_TRY_GOTO(flush_headers(out, err), rc, out);
+        out->at += zip->records[at].size;
+        FC_TRY_GOTO(write_after(zip, &at, out, err), rc, out);
+    }
+    rc = write_directory(zip, out, err);
+out:
+    return end_output(out, rc, err);
+}
+
 fc_code fc_torch_zip_write(fc_torch_zip *zip, int fd, const char *path, uint64_t start, fc_error *err) {
     output out = {.path = path, .fd = fd, .at = start};
-    return write_headers(zip, &out, err);
+    return write_all(zip, &out, err);
 }
 
 fc_code fc_torch_zip_write_memory(fc_torch_zip *zip, unsigned char *bytes, fc_error *err) {
     output out = {.path = "an archive in memory", .fd = -1, .memory = bytes};
-    return write_headers(zip, &out, err);
+    return write_all(zip, &out, err);
+}
+
+fc_code fc_torch_zip_write_first(const fc_torch_zip *zip, int fd, const char *path, fc_error *err) {
+    output out = {.path = path, .fd = fd};
+    size_t at = 0;
+    FC_TRY(begin_output(&out, err));
+    return end_output(&out, write_records(zip, &at, &out, err), err);
+}
+
+fc_code fc_torch_zip_write_after(const fc_torch_zip *zip, uint64_t number, int fd, const char *path, fc_error *err) {
+    unsigned char buffer[SMALL_BUFFER];
+    size_t at = zip->first_data + (size_t)number;
+    output out = {.path = path, .fd = fd, .at = zip->records[at].data + zip->records[at].size};
+    out.buffer = buffer;
+    out.room = sizeof buffer;
+    FC_TRY(write_after(zip, &at, &out, err));
+    return flush_headers(&out, err);
+}
+
+fc_code fc_torch_zip_write_last(fc_torch_zip *zip, int fd, const char *path, fc_error *err) {
+    output out = {.path = path, .fd = fd, .at = zip->records[zip->nrecords - 1].header};
+    FC_TRY(begin_output(&out, err));
+    return end_output(&out, write_directory(zip, &out, err), err);
 }
 
 void fc_torch_zip_free(fc_torch_zip *zip) {

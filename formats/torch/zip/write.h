@@ -2,8 +2,9 @@
  * Writes the zip archive of torch.save: a whole `.pt` file, or an item of a DCP `.distcp`.
  *
  * The caller gives the pickle, other small records, and the sizes of the tensors' storages. This first computes the
- * location of everything, from the start of the archive. When the engine has written the data and its CRCs are known,
- * it writes the headers around it. The layout is that of torch 2.15 byte for byte: stored records, data at multiples of
+ * location of everything, from the start of the archive. Then it writes the headers around the data: all at once when
+ * the engine has written the data and its CRCs are known, or those between two tensors as soon as the first is written.
+ * The layout is that of torch 2.15 byte for byte: stored records, data at multiples of
  * 64 through the padding field "FB", data descriptors, zip64 fields if numbers need them, and always a zip64 end
  * record. (torch.load has an option to compute the location of data instead of reading it, so the layout is a
  * contract.)
@@ -13,6 +14,13 @@
  *     fc_torch_zip_end(&zip, err)                                       sets zip.length
  *     fc_torch_zip_set_crc32(&zip, 0, crc) …                            after the data was written
  *     fc_torch_zip_write(&zip, fd, path, start, err)                    writes everything except the data
+ *
+ * A file with many tensors, instead of the last two:
+ *
+ *     fc_torch_zip_write_first(&zip, fd, path, err)                     writes what is before the data
+ *     fc_torch_zip_set_crc32(&zip, 0, crc)                              after data/0 was written
+ *     fc_torch_zip_write_after(&zip, 0, fd, path, err) …                writes what is between it and the next data
+ *     fc_torch_zip_write_last(&zip, fd, path, err)                      when all CRCs are set: writes the directory
  */
 #pragma once
 
@@ -82,6 +90,15 @@ fc_code fc_torch_zip_write(fc_torch_zip *zip, int fd, const char *path, uint64_t
 
 /** Likewise writes to memory of zip->length bytes. */
 fc_code fc_torch_zip_write_memory(fc_torch_zip *zip, unsigned char *bytes, fc_error *err);
+
+/**
+ * Writes an archive at the start of a file in pieces: what is before the first data that the caller writes; what
+ * follows data/`number`, whose CRC is set and which is not empty; and, when all CRCs are set, the rest. Each byte is in
+ * one piece. Several threads may write what follows different data.
+ */
+fc_code fc_torch_zip_write_first(const fc_torch_zip *zip, int fd, const char *path, fc_error *err);
+fc_code fc_torch_zip_write_after(const fc_torch_zip *zip, uint64_t number, int fd, const char *path, fc_error *err);
+fc_code fc_torch_zip_write_last(fc_torch_zip *zip, int fd, const char *path, fc_error *err);
 
 /** Frees the content of `zip`, which may be zeroed. */
 void fc_torch_zip_free(fc_torch_zip *zip);

@@ -133,7 +133,7 @@ typedef struct fc_format_verifier {
 
 /** What the targets of a format are. All members may be NULL or false. */
 typedef struct fc_format_target {
-    bool wants_crc32; /**< finish_file needs fc_target_item.crc32 */
+    bool wants_crc32; /**< finish_item or finish_file needs fc_target_item.crc32 */
     bool
         holds_pickles; /**< loading an object of the target executes its pickle, so only harmless objects are written */
     bool self_contained; /**< each shard file holds all boxes of its rank, replicated ones and objects too */
@@ -212,8 +212,18 @@ typedef struct fc_format_writer {
      */
     fc_code (*place)(fc_writer *writer, const fc_target_item *item, const int64_t *start, bool raw, uint64_t size,
                      uint64_t *offset, fc_error *err);
-    /** Writes the digests of the owned items into the room that `reserve` left for them, after all data of the file was
-     *  written. A file with chunked items gets its final length. NULL: there is nothing to write. */
+    /**
+     * Writes the headers that depend on the digests of one item, whose data is written and whose crc64 and crc32 are
+     * set. The engine calls it once for each owned item that has bytes and no chunks, in any order, after `reserve` and
+     * before `finish_file`; in a conversion that fails, not for all. Several threads may call it at once, while others
+     * write the data of other items. NULL: no header depends on one item alone.
+     * @param item one of those that `reserve` got last.
+     * @param fd   the file, open for writing.
+     */
+    fc_code (*finish_item)(fc_writer *writer, const fc_target_item *item, int fd, fc_error *err);
+    /** Writes the digests of the owned items into the room that `reserve` left for them, and all other headers that are
+     *  left, after all data of the file was written. A file with chunked items gets its final length. NULL:
+     *  there is nothing to write. */
     fc_code (*finish_file)(fc_writer *writer, const fc_target_file *file, fc_error *err);
     /** Writes what spans all files, e.g. index.h5, after they are finished.
      *  @param digests CRC-64 of each of target->tensors as a whole. */

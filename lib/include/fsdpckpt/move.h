@@ -22,6 +22,7 @@ typedef struct fc_move_options {
                           several ranks are combined by XOR */
     struct fc_source_crc
         *recorded; /**< set by fc_convert to compare what is read with the CRC-32s of the source; NULL: no comparison */
+    fc_writer *writer; /**< set by fc_convert: its finish_item is called for each item that is moved; NULL: it is not */
     struct fc_resume *resume; /**< set by fc_convert: notes what is finished; NULL: the file is moved as a whole */
     uint32_t share, shares; /**< if several processes write one file, this one writes share number `share` of `shares`,
                                divided by bytes. 0 and 0: everything; share = shares > 1: nothing */

@@ -45,8 +45,8 @@ typedef struct fc_target_item {
                         row-major and contiguous */
     const int64_t *chunk; /**< stored in compressed chunks of these sizes (ndim), see fc_target_chunk; the writer sets
                                `offset` to its place in the order of writing. NULL: contiguous */
-    uint64_t crc64; /**< out (the engine, before fc_format_writer.finish_file): CRC-64 of the row-major bytes of the
-                       box, if owned */
+    uint64_t crc64; /**< out (the engine, before fc_format_writer.finish_item and finish_file): CRC-64 of the row-major
+                       bytes of the box, if owned */
     uint32_t crc32; /**< their CRC-32, if fc_format_target.wants_crc32 */
 } fc_target_item;
 
