@@ -191,7 +191,7 @@ static fc_format make_format(const fc_derived_kind *kind, const fc_format *of) {
         .extent = derived_extent,
         .read = derived_read,
         .read_part = derived_read_part,
-        .object_json = of->reader.object_json ? derived_object_json : NULL,
+        .object_json = derived_object_json,
         .digest = derived_digest,
         .check_object = of->reader.check_object ? derived_check_object : NULL,
         .check_inputs = derived_check_inputs,

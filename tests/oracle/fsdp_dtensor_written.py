@@ -225,6 +225,14 @@ def check_refused(program, home, case):
     check(sorted(model_of(read(made))) == sorted("model.module." + k for k in plain), "an MLP without a gate: %s" % sorted(read(made)))
 
 
+def check_without_objects(program, home, source):
+    """The reader of nanotron has no objects, and the target has two of its own."""
+    made = os.path.join(home, "from_nanotron")
+    run(program, "convert", source, "-o", made, "--to", "fsdp_dtensor", "-q")
+    values = read(made)
+    check(len(model_of(values)) == 13 and values["iteration"] == 0 and values["checkpoint_version"] == 3.0, "from nanotron: %s" % sorted(values))
+
+
 def main():
     program, corpus = sys.argv[1:3]
     with tempfile.TemporaryDirectory() as home:
@@ -237,6 +245,7 @@ def main():
         for name in ("tp2ep2-distributed", "tp2-llama-fp32", "tp2pp2-llama"):
             check_ranks(program, home, os.path.join(corpus, "megatron-ranks", name))
         check_key_first(program, home, os.path.join(corpus, "recipes", "megatron-dist-llama"))
+        check_without_objects(program, home, os.path.join(corpus, "nanotron", "tp2pp2"))
         check_refused(program, home, os.path.join(corpus, "recipes", "megatron-dist-llama"))
     return finish("fsdp_dtensor_written")
 
