@@ -14,6 +14,7 @@
 #include "fsdpckpt/try.h"
 #include "io/file.h"
 #include "io/path.h"
+#include "io/staged_objects.h"
 #include "torch/object/write.h"
 #include "torch/zip/write.h"
 
@@ -211,6 +212,16 @@ static fc_code write_without_data(const dcp_writer *w, archive *a, fc_error *err
     return fc_close_written(fd, rc, w->path, err);
 }
 
+/* Between archives nothing is written. */
+static fc_code leave_gaps(const dcp_writer *w, fc_error *err) {
+    uint64_t end = 0;
+    for (size_t i = w->file_first; i < w->nitems; i++) {
+        FC_TRY(fc_staged_final(w->path, end, w->items[i].offset - end, err));
+        end = w->items[i].offset + w->items[i].length;
+    }
+    return FC_OK;
+}
+
 fc_code fc_dcp_reserve(fc_writer *writer, fc_target_file *file, fc_error *err) {
     dcp_writer *w = writer->state;
     char name[FC_DCP_FILE_NAME];
@@ -225,6 +236,7 @@ fc_code fc_dcp_reserve(fc_writer *writer, fc_target_file *file, fc_error *err) {
     fc_code rc;
     FC_TRY_GOTO(add_items(w, &a, file, &size, err), rc, out);
     FC_TRY_GOTO(fc_create_zeros(w->path, size, err), rc, out);
+    FC_TRY_GOTO(leave_gaps(w, err), rc, out);
     rc = write_without_data(w, &a, err);
 out:
     free_archive(&a);

@@ -109,8 +109,12 @@ fc_code fc_staged_write(fc_staged_file *file, int fd, const unsigned char *bytes
 /** A thread has failed and will not write its bytes: no other one waits for them. */
 void fc_staged_stop(fc_staged_file *file);
 
-/** The format has written these bytes and does not write them again. For a path on this machine it does nothing. */
+/** The format has written these bytes, or never will, and does not write them again. For a path on this machine it does
+ * nothing. */
 fc_code fc_staged_final(const char *path, uint64_t offset, uint64_t size, fc_error *err);
+
+/** From `offset` on, the file has nothing but what the engine moves, and gaps. Called before the file is divided. */
+void fc_staged_final_from(const char *path, uint64_t offset);
 
 /** The format has finished a file: sends all parts that are left. For a path on this machine it does nothing. */
 fc_code fc_staged_end(const char *path, fc_error *err);

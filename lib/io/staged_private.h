@@ -16,7 +16,8 @@ enum { FC_STAGED_WHOLE = 64 << 10 };
 typedef struct staged_part {
     uint64_t missing; /* all that are not final */
     uint64_t engine;  /* those of the engine */
-    bool begun;       /* the engine has begun to write it */
+    bool open;        /* it counts in fc_staged_file.open */
+    bool sent;        /* or being sent */
 } staged_part;
 
 struct fc_staged_file {
@@ -29,18 +30,26 @@ struct fc_staged_file {
     uint64_t size, part;
     unsigned nparts;
     struct staged_part *parts;
-    unsigned open, most_open; /* parts that the engine has begun and that are not sent; those that are held for their
-                                 headers do not count */
+    unsigned first;     /* the first part of which the engine has bytes to write */
+    unsigned most_open; /* parts that may be in memory at once */
+    unsigned open;      /* parts that are there, but for those that are held for their headers */
+    unsigned sending;   /* of these */
     bool stopped;
-    fc_staged_data *data;
+    fc_staged_data *data; /* what the engine moves */
     size_t count;
+    fc_staged_data *finals; /* what was final before the file was divided */
+    size_t nfinals, capacity;
+    uint64_t gaps; /* from here on, all that the engine does not move is final */
 };
+
+/** Finds a file, and its target, which may exist without it. Files are freed only with their target. */
+fc_staged_file *fc_staged_find_file(const char *path, fc_staged_target **target);
 
 struct fc_staged_target {
     fc_staged_target *next;
     char *path; /* with FC_STAGED */
     bool is_folder;
-    pthread_mutex_t lock; /* guards the states of parts */
-    pthread_cond_t sent;  /* a part is not open any more */
+    pthread_mutex_t lock;   /* guards the states of parts */
+    pthread_cond_t changed; /* some part is, or is not, open or first */
     fc_staged_file *files;
 };

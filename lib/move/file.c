@@ -282,7 +282,12 @@ static fc_code run_workers(engine *e, const fc_move_options *options, fc_error *
     if (options && options->shares > 1) {
         fc_queue_share(&e->queue, options->share, options->shares);
     }
-    fc_threads_run(e->budget.threads, run_mover, e);
+    if (fc_is_staged(e->file->path)) {
+        e->code = fc_queue_by_offset(&e->queue, &e->error);
+    }
+    if (e->code == FC_OK) {
+        fc_threads_run(e->budget.threads, run_mover, e);
+    }
     fc_queue_destroy(&e->queue);
     pthread_mutex_destroy(&e->lock);
     if (e->code != FC_OK && err) {

@@ -6,6 +6,7 @@
 #include "move/resume.h"
 
 #include "base/checked.h"
+#include "fsdpckpt/order.h"
 #include "fsdpckpt/try.h"
 #include "io/output.h"
 #include "plan/box_text.h"
@@ -52,7 +53,28 @@ void fc_queue_destroy(fc_queue *queue) {
     }
     while (fc_queue_take_complete(queue)) {
     }
+    free(queue->order);
     pthread_mutex_destroy(&queue->lock);
+}
+
+static int compare_offsets(const void *a, const void *b) {
+    const fc_target_item *x = *(fc_target_item *const *)a, *y = *(fc_target_item *const *)b;
+    return FC_ORDER(x->offset, y->offset);
+}
+
+fc_code fc_queue_by_offset(fc_queue *queue, fc_error *err) {
+    const fc_target_file *file = queue->file;
+    queue->order = calloc(file->nitems + 1, sizeof *queue->order);
+    FC_NEED(queue->order, err, file->path);
+    for (size_t i = 0; i < file->nitems; i++) {
+        queue->order[i] = &file->items[i];
+    }
+    fc_sort_items(queue->order, file->nitems, sizeof(fc_target_item *), compare_offsets);
+    return FC_OK;
+}
+
+static fc_target_item *next_item(const fc_queue *queue) {
+    return queue->order ? queue->order[queue->next] : &queue->file->items[queue->next];
 }
 
 static fc_box item_box(const fc_target_item *item, const fc_tensor *tensor) {
@@ -115,7 +137,7 @@ void fc_queue_share(fc_queue *queue, uint32_t share, uint32_t shares) {
 static bool find_next(fc_queue *queue, uint64_t *first, uint64_t *end) {
     const fc_target_file *file = queue->file;
     for (; queue->next < file->nitems && queue->position < queue->end; queue->next++) {
-        const fc_target_item *item = &file->items[queue->next];
+        const fc_target_item *item = next_item(queue);
         if (!has_bytes(queue, item)) {
             continue;
         }
@@ -256,7 +278,8 @@ static fc_code open_next(fc_queue *queue, fc_error *err) {
         if (!find_next(queue, &first, &end)) {
             return FC_OK;
         }
-        item = &file->items[queue->next++];
+        item = next_item(queue);
+        queue->next++;
         target = &queue->target->tensors[item->tensor];
         box = item_box(item, target->source);
         FC_TRY(check_item(target, &box, item->offset, err));
@@ -327,7 +350,7 @@ static bool next_fits(const fc_queue *queue, size_t room) {
     if (queue->next >= queue->file->nitems) {
         return false;
     }
-    const fc_target_item *item = &queue->file->items[queue->next];
+    const fc_target_item *item = next_item(queue);
     const fc_target_tensor *target = &queue->target->tensors[item->tensor];
     fc_box box = item_box(item, target->source);
     return (uint64_t)fc_box_volume(&box) <= room / element_size(target);

@@ -11,6 +11,7 @@
 #include "hdf5/writer/types_write.h"
 #include "io/file.h"
 #include "io/path.h"
+#include "io/staged_objects.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -365,7 +366,9 @@ static fc_code set_length(fc_h5_image *image, fc_error *err) {
 
 fc_code fc_h5_image_create(fc_h5_image *image, fc_error *err) {
     FC_TRY(open_file(image, O_CREAT | O_EXCL, err));
-    return close_file(image, set_length(image, err), err);
+    fc_code rc = set_length(image, err);
+    fc_staged_final_from(image->path, image->data_at);
+    return close_file(image, rc, err);
 }
 
 static void make_superblock(const fc_h5_image *image, unsigned char block[SUPERBLOCK]) {

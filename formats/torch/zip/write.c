@@ -13,6 +13,7 @@
 #include "base/little.h"
 #include "fsdpckpt/try.h"
 #include "io/file.h"
+#include "io/staged_objects.h"
 
 #include <inttypes.h>
 #include <stdbool.h>
@@ -177,6 +178,7 @@ static fc_code put_out(output *out, const void *bytes, size_t size, fc_error *er
         memcpy(out->memory + out->at, bytes, size);
     } else if (size > 0) {
         rc = fc_pwrite_full(out->fd, bytes, size, out->at, out->path, err);
+        rc = rc == FC_OK ? fc_staged_final(out->path, out->at, size, err) : rc;
     }
     out->at += size;
     return rc;

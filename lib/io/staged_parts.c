@@ -1,0 +1,282 @@
+/*
+ * The parts of a file in a bucket: which bytes are final, which parts are in memory, and how they are sent. See
+ * staged_objects.h.
+ */
+#include "base/grow.h"
+#include "fsdpckpt/try.h"
+#include "io/file.h"
+#include "io/staged_private.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static uint64_t part_size(const fc_staged_file *file, unsigned part) {
+    const uint64_t at = (uint64_t)part * file->part;
+    return file->size - at < file->part ? file->size - at : file->part;
+}
+
+/* Frees the memory of what the engine has moved into a part. Headers stay, because the target is read once more. */
+static fc_code punch_part(const fc_staged_file *file, unsigned part, fc_error *err) {
+    const uint64_t first = (uint64_t)part * file->part, end = first + part_size(file, part);
+    size_t i = 0;
+    FC_BISECT(i, file->count, middle, file->data[middle].offset + file->data[middle].size <= first);
+    for (; i < file->count && file->data[i].offset < end; i++) {
+        const fc_staged_data *d = &file->data[i];
+        const uint64_t from = d->offset > first ? d->offset : first;
+        const uint64_t to = d->offset + d->size < end ? d->offset + d->size : end;
+        if (fallocate(file->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)from, (off_t)(to - from)) != 0) {
+            return fc_fail_errno(err, errno, "%s: freeing memory", file->path);
+        }
+    }
+    return FC_OK;
+}
+
+static fc_code fail_twice(const fc_staged_file *file, unsigned number, fc_error *err) {
+    return fc_fail(err, FC_EIO, "%s: bytes of part %u were written twice", file->path, number + 1);
+}
+
+/* Counts a part that is in memory, or does so no longer. The caller holds the lock. */
+static void set_open(fc_staged_file *file, staged_part *part, bool open) {
+    file->open += open && !part->open;
+    file->open -= !open && part->open;
+    part->open = open;
+    pthread_cond_broadcast(&file->target->changed);
+}
+
+static void find_first(fc_staged_file *file) {
+    while (file->first < file->nparts && file->parts[file->first].engine == 0) {
+        file->first++;
+    }
+}
+
+/* Sends a part that is complete. The caller holds the lock, which is open meanwhile. */
+static fc_code send_part(fc_staged_file *file, unsigned number, fc_error *err) {
+    staged_part *part = &file->parts[number];
+    part->sent = true;
+    set_open(file, part, true);
+    file->sending++;
+    pthread_mutex_unlock(&file->target->lock);
+    fc_code rc =
+        fc_upload_part(file->upload, file->fd, (uint64_t)number * file->part, part_size(file, number), number + 1, err);
+    rc = rc == FC_OK ? punch_part(file, number, err) : rc;
+    pthread_mutex_lock(&file->target->lock);
+    file->sending--;
+    set_open(file, part, false);
+    return rc;
+}
+
+/* Adds the bytes of each part that the engine moves, and takes away what is final of the others. */
+static void count_bytes(fc_staged_file *file) {
+    for (unsigned i = 0; i < file->nparts; i++) {
+        const uint64_t size = part_size(file, i), at = (uint64_t)i * file->part;
+        file->parts[i].missing = file->gaps >= at + size ? size : file->gaps > at ? file->gaps - at : 0;
+    }
+    for (size_t i = 0; i < file->count; i++) {
+        const fc_staged_data *d = &file->data[i];
+        for (uint64_t at = d->offset, end = d->offset + d->size; at < end;) {
+            staged_part *part = &file->parts[at / file->part];
+            const uint64_t next = (at / file->part + 1) * file->part, to = next < end ? next : end;
+            part->engine += to - at;
+            part->missing += at >= file->gaps ? to - at : to > file->gaps ? to - file->gaps : 0;
+            at = to;
+        }
+    }
+}
+
+/* What was final before. Parts without anything else are sent with the file's end. */
+static fc_code count_finals(fc_staged_file *file, fc_error *err) {
+    for (size_t i = 0; i < file->nfinals; i++) {
+        const fc_staged_data *d = &file->finals[i];
+        for (uint64_t at = d->offset, end = d->offset + d->size; at < end;) {
+            const uint64_t next = (at / file->part + 1) * file->part, to = next < end ? next : end;
+            if (at / file->part >= file->nparts || to - at > file->parts[at / file->part].missing) {
+                return fail_twice(file, (unsigned)(at / file->part), err);
+            }
+            file->parts[at / file->part].missing -= to - at;
+            at = to;
+        }
+    }
+    return FC_OK;
+}
+
+static fc_code begin_parts(fc_staged_file *file, fc_error *err) {
+    file->parts = calloc(file->nparts, sizeof *file->parts);
+    FC_NEED(file->parts, err, file->path);
+    count_bytes(file);
+    FC_TRY(count_finals(file, err));
+    find_first(file);
+    return fc_upload_begin(file->path + strlen(FC_STAGED), &file->upload, err);
+}
+
+/* Whether all data is within the file. */
+static bool fits(uint64_t size, const fc_staged_data *data, size_t count) {
+    bool good = true;
+    for (size_t i = 0; i < count && good; i++) {
+        good = data[i].offset <= size && data[i].size <= size - data[i].offset;
+    }
+    return good;
+}
+
+static fc_code measure_parts(fc_staged_file *file, uint64_t memory, fc_error *err) {
+    enum { MIB = 1 << 20, LEAST_OPEN = 2 };
+    struct stat st;
+    if (fstat(file->fd, &st) != 0) {
+        return fc_fail_errno(err, errno, "%s: cannot be examined", file->path);
+    }
+    file->engine = true;
+    file->size = (uint64_t)st.st_size;
+    file->part = FC_STAGED_PART;
+    if (file->size / FC_STAGED_MOST_PARTS >= file->part) {
+        file->part = (file->size / FC_STAGED_MOST_PARTS / MIB + 1) * MIB;
+    }
+    file->nparts = (unsigned)((file->size + file->part - 1) / file->part);
+    const uint64_t open = memory / file->part;
+    file->most_open = open < LEAST_OPEN             ? LEAST_OPEN
+                      : open < FC_STAGED_MOST_PARTS ? (unsigned)open
+                                                    : FC_STAGED_MOST_PARTS;
+    return FC_OK;
+}
+
+fc_code fc_staged_divide(const char *path, const fc_staged_data *data, size_t count, uint64_t memory, uint64_t *held,
+                         fc_error *err) {
+    fc_staged_target *target;
+    fc_staged_file *file = fc_staged_find_file(path, &target);
+    *held = 0;
+    if (!file) {
+        return fc_fail(err, FC_EIO, "%s: is missing", path);
+    }
+    FC_TRY(measure_parts(file, memory, err));
+    if (!fits(file->size, data, count)) {
+        return fc_fail(err, FC_EIO, "%s: its data ends after the file", path);
+    }
+    if (file->size <= FC_STAGED_WHOLE) {
+        return FC_OK;
+    }
+    file->data = calloc(count + 1, sizeof *file->data);
+    FC_NEED(file->data, err, path);
+    file->count = count;
+    if (count > 0) {
+        memcpy(file->data, data, count * sizeof *data);
+    }
+    *held = (file->most_open < file->nparts ? file->most_open : file->nparts) * file->part;
+    return begin_parts(file, err);
+}
+
+fc_staged_file *fc_staged_find(const char *path) {
+    fc_staged_target *target;
+    fc_staged_file *file = fc_is_staged(path) ? fc_staged_find_file(path, &target) : NULL;
+    return file && file->upload ? file : NULL;
+}
+
+/* Waits until a part may be begun: few are in memory, or it is the first one and none of the others is on its way out.
+ * Data comes in ascending order, so all of the first part is written or with other threads, and none of these waits
+ * for long. @return false if a thread has failed */
+static bool enter_part(fc_staged_file *file, unsigned number) {
+    pthread_mutex_lock(&file->target->lock);
+    while (!file->parts[number].open && file->open >= file->most_open && !file->stopped &&
+           !(number == file->first && file->sending == 0)) {
+        pthread_cond_wait(&file->target->changed, &file->target->lock);
+    }
+    set_open(file, &file->parts[number], true);
+    const bool goes_on = !file->stopped;
+    pthread_mutex_unlock(&file->target->lock);
+    return goes_on;
+}
+
+/* Bytes of a part are final. Sends it if it is complete. */
+static fc_code leave_part(fc_staged_file *file, unsigned number, uint64_t size, bool engine, fc_error *err) {
+    staged_part *part = &file->parts[number];
+    fc_code rc = FC_OK;
+    pthread_mutex_lock(&file->target->lock);
+    if (size > part->missing || (engine && size > part->engine)) {
+        rc = fail_twice(file, number, err);
+    } else {
+        part->missing -= size;
+        part->engine -= engine ? size : 0;
+        find_first(file);
+        if (part->missing == 0) {
+            rc = send_part(file, number, err);
+        } else if (part->engine == 0) {
+            set_open(file, part, false); /* it is held */
+        }
+    }
+    pthread_mutex_unlock(&file->target->lock);
+    return rc;
+}
+
+fc_code fc_staged_write(fc_staged_file *file, int fd, const unsigned char *bytes, size_t size, uint64_t offset,
+                        fc_error *err) {
+    while (size > 0) {
+        const unsigned number = (unsigned)(offset / file->part);
+        const uint64_t left = file->part - offset % file->part;
+        const size_t some = size < left ? size : (size_t)left;
+        if (number >= file->nparts || !enter_part(file, number)) {
+            return fc_fail(err, FC_EIO, "%s: another thread could not write its part", file->path);
+        }
+        FC_TRY(fc_pwrite_full(fd, bytes, some, offset, file->path, err));
+        FC_TRY(leave_part(file, number, some, true, err));
+        bytes += some;
+        offset += some;
+        size -= some;
+    }
+    return FC_OK;
+}
+
+void fc_staged_stop(fc_staged_file *file) {
+    pthread_mutex_lock(&file->target->lock);
+    file->stopped = true;
+    pthread_cond_broadcast(&file->target->changed);
+    pthread_mutex_unlock(&file->target->lock);
+}
+
+/* Before a file is divided, it is known only to one thread. */
+static fc_code keep_final(fc_staged_file *file, uint64_t offset, uint64_t size, fc_error *err) {
+    FC_NEED(fc_grow(&file->finals, &file->capacity, file->nfinals + 1, sizeof *file->finals), err, file->path);
+    file->finals[file->nfinals++] = (fc_staged_data){offset, size};
+    return FC_OK;
+}
+
+fc_code fc_staged_final(const char *path, uint64_t offset, uint64_t size, fc_error *err) {
+    fc_staged_target *target;
+    fc_staged_file *file = fc_is_staged(path) ? fc_staged_find_file(path, &target) : NULL;
+    if (file && !file->upload) {
+        return keep_final(file, offset, size, err);
+    }
+    while (file && size > 0) {
+        const unsigned number = (unsigned)(offset / file->part);
+        const uint64_t left = file->part - offset % file->part, some = size < left ? size : left;
+        if (number >= file->nparts) {
+            return fc_fail(err, FC_EIO, "%s: a header ends after the file", path);
+        }
+        FC_TRY(leave_part(file, number, some, false, err));
+        offset += some;
+        size -= some;
+    }
+    return FC_OK;
+}
+
+void fc_staged_final_from(const char *path, uint64_t offset) {
+    fc_staged_target *target;
+    fc_staged_file *file = fc_is_staged(path) ? fc_staged_find_file(path, &target) : NULL;
+    if (file) {
+        file->gaps = offset;
+    }
+}
+
+fc_code fc_staged_end(const char *path, fc_error *err) {
+    fc_staged_file *file = fc_staged_find(path);
+    fc_code rc = FC_OK;
+    if (!file) {
+        return FC_OK;
+    }
+    pthread_mutex_lock(&file->target->lock);
+    for (unsigned part = 0; part < file->nparts && rc == FC_OK; part++) {
+        rc = file->parts[part].sent ? FC_OK : send_part(file, part, err);
+    }
+    pthread_mutex_unlock(&file->target->lock);
+    return rc;
+}
