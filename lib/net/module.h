@@ -5,11 +5,12 @@
 
 #include "fsdpckpt/error.h"
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 /** The version of this interface and of wire.h. */
-enum { FC_NET_ABI = 2 };
+enum { FC_NET_ABI = 4 };
 
 #define FC_NET_SYMBOL fc_net_module_table
 #define FC_NET_SYMBOL_NAME "fc_net_module_table"
@@ -25,6 +26,10 @@ typedef struct fc_net_setup {
     char endpoint[512];                     /**< of S3: "https://host"; "" for Amazon's */
     char hub[512];                          /**< of the Hugging Face hub */
     char hub_token[256];                    /**< "" if there is none */
+    char proxy[1024];                       /**< URL of the proxy for https://, with its password; "" for none */
+    char no_proxy[4096];                    /**< names of servers that are asked without it */
+    char wrong_proxy[128];                  /**< like the following */
+    bool proxy_unsupported;                 /**< and why: it is of another kind */
     char wrong_bucket[128], wrong_hub[128]; /**< why what is set for them cannot be used; "" if it can */
 } fc_net_setup;
 

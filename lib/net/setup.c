@@ -185,6 +185,34 @@ static void read_hub(fc_net_setup *s) {
     }
 }
 
+/* The variables that curl and Python read, in the order of curl. http:// is only for servers on this machine, which are
+   asked without a proxy. */
+static void read_proxy(fc_net_setup *s) {
+    static const char *const names[] = {"https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"};
+    const char *name = NULL, *given = NULL;
+    char url[sizeof s->proxy + 8];
+    for (size_t i = 0; i < sizeof names / sizeof *names && !given; i++) {
+        name = names[i];
+        given = variable(name);
+    }
+    if (!given) {
+        return;
+    }
+    copy_variable(PLACE(s, no_proxy, wrong_proxy), "no_proxy");
+    copy_variable(PLACE(s, no_proxy, wrong_proxy), "NO_PROXY");
+    snprintf(url, sizeof url, "%s%s", strstr(given, "://") ? "" : "http://", given);
+    if (strncasecmp(url, "socks", 5) == 0) {
+        s->proxy_unsupported = true;
+        snprintf(s->wrong_proxy, sizeof s->wrong_proxy,
+                 "%s has a SOCKS proxy, which is not supported: name an HTTP proxy in it, or the server in no_proxy",
+                 name);
+    } else if (strlen(given) >= sizeof s->proxy ||
+               (strncasecmp(url, "http://", 7) != 0 && strncasecmp(url, "https://", 8) != 0)) {
+        snprintf(s->wrong_proxy, sizeof s->wrong_proxy, "%s must be http://host:port or https://host:port", name);
+    }
+    copy(PLACE(s, proxy, wrong_proxy), name, s->wrong_proxy[0] ? "" : url);
+}
+
 /* SSL_CERT_FILE and CURL_CA_BUNDLE are known to other programs. FSDPCKPT_NET_PACE is for tests: 1 waits a hundredth. */
 void fc_net_setup_read(fc_net_setup *out) {
     const char *own = variable("SSL_CERT_FILE"), *pace = variable("FSDPCKPT_NET_PACE");
@@ -194,4 +222,5 @@ void fc_net_setup_read(fc_net_setup *out) {
     out->pace = percent > 0 && percent < 100 ? (int)percent : 100;
     read_s3(out);
     read_hub(out);
+    read_proxy(out);
 }

@@ -23,7 +23,7 @@ def make_certificate(folder):
     certificate, key = os.path.join(folder, "cert.pem"), os.path.join(folder, "key.pem")
     subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2",
                     "-keyout", key, "-out", certificate, "-subj", "/CN=localhost", "-addext",
-                    "subjectAltName=DNS:localhost,IP:127.0.0.1"], check=True, stderr=subprocess.DEVNULL)
+                    "subjectAltName=DNS:localhost,DNS:server.test,IP:127.0.0.1"], check=True, stderr=subprocess.DEVNULL)
     return certificate, key
 
 
@@ -155,6 +155,74 @@ def start(files, certificate=None, answer=None):
     server.name = "%s://localhost:%d" % ("https" if certificate else "http", server.server_address[1])
     threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
     return server
+
+
+class Proxy:
+    """An HTTP proxy, which knows what CONNECT is. Whatever the name of the server, it connects to this machine. `requests` has the lines of
+    each request; `refusals` are answered first."""
+
+    def __init__(self, certificate=None, authorization=None):
+        self.requests, self.refusals, self.authorization = [], [], authorization
+        self.context = None
+        if certificate:
+            self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            self.context.load_cert_chain(*certificate)
+        self.listener = socket.create_server(("127.0.0.1", 0), backlog=64)
+        self.where = "localhost:%d" % self.listener.getsockname()[1]
+        threading.Thread(target=self.accept, daemon=True).start()
+
+    def close(self):
+        self.listener.shutdown(socket.SHUT_RDWR)
+        self.listener.close()
+
+    def accept(self):
+        try:
+            while True:
+                threading.Thread(target=self.serve, args=(self.listener.accept()[0],), daemon=True).start()
+        except OSError:
+            pass
+
+    def serve(self, client):
+        try:
+            if self.context:
+                client = self.context.wrap_socket(client, server_side=True)
+            with client:
+                self.connect(client)
+        except OSError:
+            pass
+
+    def connect(self, client):
+        head = b""
+        while not head.endswith(b"\r\n\r\n"):
+            got = client.recv(1)
+            if not got or got == b"\x16":  # TLS
+                return
+            head += got
+        lines = head.decode().split("\r\n")
+        self.requests.append(lines)
+        if self.authorization and "Proxy-Authorization: " + self.authorization not in lines:
+            client.sendall(b"HTTP/1.1 407 No\r\nProxy-Authenticate: Basic realm=\"x\"\r\nContent-Length: 0\r\n\r\n")
+            return
+        if self.refusals:
+            client.sendall(b"HTTP/1.1 %d No\r\nContent-Length: 0\r\n\r\n" % self.refusals.pop(0))
+            return
+        verb, target, _ = lines[0].split()
+        assert verb == "CONNECT"
+        with socket.create_connection(("127.0.0.1", int(target.rpartition(":")[2]))) as server:
+            client.sendall(b"HTTP/1.1 200 Connected\r\n\r\n")
+            back = threading.Thread(target=self.relay, args=(server, client), daemon=True)
+            back.start()
+            self.relay(client, server)
+            back.join()
+
+    @staticmethod
+    def relay(source, target):
+        try:
+            while data := source.recv(1 << 16):
+                target.sendall(data)
+            target.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass
 
 
 def rounds(requests, delay):

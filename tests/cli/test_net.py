@@ -346,5 +346,83 @@ class Faults(Net):
             self.assertNotIn("secret", self.command("inspect", name, status=2))
 
 
+class Proxies(Net):
+    """The variables that curl and Python know. `server.test` is a name that only the proxy knows."""
+
+    def setUp(self):
+        super().setUp()
+        self.data = file_of(3000)
+        self.server = self.serve({"model.safetensors": self.data})
+        self.far = self.server.name.replace("localhost", "server.test") + "/m/model.safetensors"
+        self.near = self.server.name + "/m/model.safetensors"
+
+    def proxy(self, *arguments):
+        made_ = net_server.Proxy(*arguments)
+        self.addCleanup(made_.close)
+        return made_
+
+    def test_variables(self):
+        proxy, other = self.proxy(), "http://localhost:1"
+        for given in ({"https_proxy": proxy.where}, {"HTTPS_PROXY": "http://" + proxy.where + "/"}, {"all_proxy": "HTTP://" + proxy.where},
+                      {"ALL_PROXY": proxy.where}, {"https_proxy": proxy.where, "HTTPS_PROXY": other, "all_proxy": other, "http_proxy": other},
+                      {"https_proxy": "", "HTTPS_PROXY": proxy.where, "ALL_PROXY": other, "NO_PROXY": "other.test, er.test,server.tes"}):
+            with self.subTest(given):
+                proxy.requests.clear()
+                self.command("consolidate", self.far, "-o", "x.safetensors", "--force", **given)
+                self.assertTrue(self.bytes_of("x.safetensors").endswith(self.data[-3000 * 1024 - 6:]))
+                self.assertEqual({lines[0] for lines in proxy.requests}, {"CONNECT " + self.far.split("/")[2] + " HTTP/1.1"})
+
+    def test_password(self):
+        proxy = self.proxy(None, "Basic dXM6YS9icCU=")  # us:a/bp%
+        self.command("inspect", self.far, https_proxy="http://us:a%2Fbp%25@" + proxy.where)
+        for wrong in ("http://us:hidden@" + proxy.where, "https://us:hidden@" + proxy.where, "socks5h://us:hidden@" + proxy.where,
+                      "http://us:hid den@" + proxy.where, "http://us:hidden@localhost:1", "http://us:hidden@proxy.invalid",
+                      "http://us:hidden@localhost:x", "ftp://us:hidden@" + proxy.where, "http://us:hidden@" + "x" * 1100):
+            with self.subTest(wrong):
+                got = subprocess.run([BINARY, "inspect", self.far], capture_output=True, text=True, timeout=HANG, check=False, env={
+                    **os.environ, "SSL_CERT_FILE": self.certificate[0], "FSDPCKPT_NET_PACE": "1", "https_proxy": wrong})
+                self.assertEqual(got.returncode, 5 if "socks" in wrong else 2 if re.search("x{9}|:x|ftp| ", wrong) else 4, got.stderr)
+                self.assertEqual(got.stderr.count("\n"), 1)
+                self.assertIn("proxy", got.stderr)
+                self.assertNotIn("hid", got.stdout + got.stderr)
+        self.assertIn("wants a user and a password", self.command("inspect", self.far, status=4, https_proxy=proxy.where))
+
+    def test_tls_to_the_proxy(self):
+        proxy = self.proxy(self.certificate)
+        self.command("inspect", self.far, https_proxy="https://" + proxy.where)
+        self.assertEqual(len(proxy.requests), 1)
+
+    def test_without(self):
+        proxy = self.proxy()
+        address = self.near.replace("localhost", "127.0.0.1")
+        for name, given in ((self.near, "localhost"), (self.near, "other.test,LOCALHOST"), (self.near, ".localhost"), (self.near, "*"),
+                            (self.near, self.near.split("/")[2]), (address, "127.0.0.1"), (address, "10.0.0.0/8 127.0.0.0/9")):
+            for variable in ("NO_PROXY", "no_proxy"):
+                self.command("inspect", name, ALL_PROXY=proxy.where, **{variable: given})
+        plain = self.serve({"model.safetensors": self.data}, https=False)
+        self.command("inspect", plain.name + "/m/model.safetensors", http_proxy=proxy.where, https_proxy=proxy.where, ALL_PROXY=proxy.where)
+        self.assertEqual(proxy.requests, [])
+        for name, given in ((self.near, "localhost:1"), (self.near, "host"), (address, "127.0.0.2"), (address, "127.128.0.0/9")):
+            proxy.requests.clear()
+            self.command("inspect", name, ALL_PROXY=proxy.where, NO_PROXY=given)
+            self.assertEqual(len(proxy.requests), 1, given)
+
+    def test_tokens_are_not_for_the_proxy(self):
+        proxy = self.proxy()
+        self.command("inspect", "s3://m/model.safetensors", https_proxy=proxy.where, AWS_ENDPOINT_URL=self.far[:self.far.index("/m/")],
+                     AWS_ACCESS_KEY_ID="hidden", AWS_SECRET_ACCESS_KEY="hidden", AWS_SESSION_TOKEN="hidden")
+        self.assertNotIn("hidden", str(proxy.requests))
+        self.assertIn("hidden", str(self.server.requests))
+
+    def test_refusals(self):
+        proxy = self.proxy()
+        proxy.refusals = [502, 503]
+        self.command("inspect", self.far, https_proxy=proxy.where)
+        proxy.refusals = [502] * 10
+        self.assertIn("the proxy is busy or cannot reach the server (status 502)", self.command("inspect", self.far, status=4, https_proxy=proxy.where))
+        proxy.refusals = [403]
+        self.assertIn("the proxy refuses to connect to the server (status 403)", self.command("inspect", self.far, status=4, https_proxy=proxy.where))
+
+
 if __name__ == "__main__":
     unittest.main()

@@ -182,6 +182,7 @@ typedef struct transfer {
     size_t capacity;
     int tries, redirects;
     bool plain_http; /* the name has http://, so it may stay there */
+    bool proxied;    /* the server is asked through the proxy */
     int64_t wake;    /* WAITS: when it starts, in milliseconds; NEEDS_HOST: when it asks somebody else */
     int asked;       /* NEEDS_HOST: socket of who was asked */
     struct curl_slist *headers, *resolve;
@@ -366,6 +367,15 @@ const char *transfer_name(const transfer *t);
 /* Makes t->easy, for the server at "host:port". @return false if it cannot */
 bool request_make(const fetcher *f, transfer *t, const char *where);
 bool transfer_is_of_bucket(const transfer *t);
+
+/* ---- proxy.c ---- */
+
+/* Whether the server at "host:port" is asked through the proxy. */
+bool proxy_is_used(const fetcher *f, const char *where);
+/* Writes "host:port" of the proxy. @return false if its URL cannot be understood */
+bool proxy_where(const fetcher *f, char *where, size_t size);
+/* Makes a request use the proxy, or none. @return false if it cannot */
+bool proxy_set(const fetcher *f, const transfer *t);
 
 /* ---- trust.c ---- */
 

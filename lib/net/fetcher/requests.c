@@ -214,7 +214,6 @@ static bool set_options(const fetcher *f, transfer *t) {
     rc |= curl_easy_setopt(e, CURLOPT_URL, t->url);
     rc |= curl_easy_setopt(e, CURLOPT_PRIVATE, t);
     rc |= curl_easy_setopt(e, CURLOPT_PROTOCOLS_STR, "https,http");
-    rc |= curl_easy_setopt(e, CURLOPT_PROXY, ""); /* its address is not known */
     rc |= curl_easy_setopt(e, CURLOPT_RESOLVE, t->resolve);
     rc |= curl_easy_setopt(e, CURLOPT_HTTPHEADER, t->headers);
     rc |= curl_easy_setopt(e, CURLOPT_USERAGENT, "fsdpckpt/" FSDPCKPT_VERSION);
@@ -241,7 +240,7 @@ static bool set_options(const fetcher *f, transfer *t) {
         rc |= curl_easy_setopt(e, CURLOPT_USERNAME, f->setup.key);
         rc |= curl_easy_setopt(e, CURLOPT_PASSWORD, f->setup.secret);
     }
-    return rc == 0 && trust_set(f, e);
+    return rc == 0 && trust_set(f, e) && proxy_set(f, t);
 }
 
 bool request_make(const fetcher *f, transfer *t, const char *where) {

@@ -198,20 +198,41 @@ bool host_has_address(const char *line) {
     return port && strchr(port + 1, ':');
 }
 
+/* Writes "host:port" of what is connected to: the server, or the proxy. @return false after failing */
+static bool find_peer(fetcher *f, transfer *t, const char *where, char *peer, size_t size) {
+    const fc_net_setup *s = &f->setup;
+    t->proxied = strncmp(t->url, "https:", 6) == 0 && proxy_is_used(f, where);
+    snprintf(peer, size, "%s", where);
+    if (t->proxied && s->wrong_proxy[0]) {
+        transfer_fail(f, t, s->proxy_unsupported ? FC_EUNSUPPORTED : FC_EUSAGE, s->wrong_proxy);
+        return false;
+    }
+    if (t->proxied && !proxy_where(f, peer, size)) {
+        transfer_fail(f, t, FC_EUSAGE, "the URL of the proxy (https_proxy) cannot be understood");
+        return false;
+    }
+    return true;
+}
+
 static void start(fetcher *f, transfer *t) {
-    char where[512];
+    char where[512], peer[512];
     const char *wrong = find_host(t, where, sizeof where);
     if (wrong) {
         transfer_fail(f, t, FC_EUSAGE, wrong);
         return;
     }
-    const char *line = known_host(f, where);
+    if (!find_peer(f, t, where, peer, sizeof peer)) {
+        return;
+    }
+    const char *line = known_host(f, peer);
     if (line && !*line) {
-        transfer_fail(f, t, FC_EIO, "no address was found for the server: check its name and the network");
+        transfer_fail(f, t, FC_EIO,
+                      t->proxied ? "no address was found for the proxy: check https_proxy and the network"
+                                 : "no address was found for the server: check its name and the network");
         return;
     }
     if (!line) {
-        ask_for_host(t, where);
+        ask_for_host(t, peer);
         return;
     }
     curl_slist_free_all(t->resolve);
@@ -411,9 +432,26 @@ static bool may_repeat(CURLcode result) {
     }
 }
 
+/* What the proxy says instead of connecting. */
+static void judge_proxy(fetcher *f, transfer *t, long status) {
+    char text[128];
+    if (status == 407) {
+        transfer_fail(f, t, FC_EIO,
+                      "the proxy wants a user and a password: https_proxy=http://USER:PASSWORD@host:port gives them");
+    } else if (answer_is_busy(status)) {
+        snprintf(text, sizeof text, "the proxy is busy or cannot reach the server (status %ld)", status);
+        transfer_repeat(f, t, 0, text);
+    } else {
+        snprintf(text, sizeof text, "the proxy refuses to connect to the server (status %ld)", status);
+        transfer_fail(f, t, FC_EIO, text);
+    }
+}
+
 static void judge(fetcher *f, transfer *t, CURLcode result) {
     curl_off_t seconds = 0;
+    long connected = 0;
     char text[256];
+    curl_easy_getinfo(t->easy, CURLINFO_HTTP_CONNECTCODE, &connected);
     curl_easy_getinfo(t->easy, CURLINFO_RETRY_AFTER, &seconds);
     seconds = seconds > 0 ? seconds < 3600 ? seconds : 3600 : 0;
     curl_multi_remove_handle(f->multi, t->easy);
@@ -423,8 +461,11 @@ static void judge(fetcher *f, transfer *t, CURLcode result) {
         transfer_end(f, t);
     } else if (result == CURLE_OK || (result == CURLE_WRITE_ERROR && t->answer.status / 100 != 2)) {
         judge_status(f, t, (int64_t)seconds * 1000);
+    } else if (t->proxied && connected != 0 && connected / 100 != 2) {
+        judge_proxy(f, t, connected);
     } else if (may_repeat(result)) {
-        snprintf(text, sizeof text, "the connection failed (%s)", curl_easy_strerror(result));
+        snprintf(text, sizeof text, "the connection%s failed (%s)", t->proxied ? " through the proxy" : "",
+                 curl_easy_strerror(result));
         transfer_repeat(f, t, 0, text);
     } else if (result == CURLE_PEER_FAILED_VERIFICATION) {
         transfer_fail(

@@ -90,6 +90,7 @@ static CURLcode use_store(CURL *easy, void *context, void *store) {
 static int set_store(const fetcher *f, CURL *easy) {
     int rc = 0;
     rc |= curl_easy_setopt(easy, CURLOPT_CAINFO, NULL);
+    rc |= curl_easy_setopt(easy, CURLOPT_PROXY_CAINFO, NULL);
     rc |= curl_easy_setopt(easy, CURLOPT_SSL_CTX_FUNCTION, use_store);
     rc |= curl_easy_setopt(easy, CURLOPT_SSL_CTX_DATA, f->store);
     return rc;
@@ -117,11 +118,13 @@ void trust_read(fetcher *f) {
 
 bool trust_set(const fetcher *f, CURL *easy) {
     int rc = curl_easy_setopt(easy, CURLOPT_CAPATH, NULL);
+    rc |= curl_easy_setopt(easy, CURLOPT_PROXY_CAPATH, NULL);
     if (f->store) {
         rc |= set_store(f, easy);
     } else if (f->certificates) {
         struct curl_blob blob = {f->certificates, f->certificates_size, CURL_BLOB_NOCOPY};
         rc |= curl_easy_setopt(easy, CURLOPT_CAINFO_BLOB, &blob);
+        rc |= curl_easy_setopt(easy, CURLOPT_PROXY_CAINFO_BLOB, &blob);
     }
     return rc == 0;
 }
