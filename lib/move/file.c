@@ -242,8 +242,9 @@ static int compare_data(const void *a, const void *b) {
 }
 
 static int choose_move_threads(const fc_move_options *options, uint64_t bytes, bool remote) {
-    bytes /= options && options->shares > 1 ? options->shares : 1;
-    return fc_useful_threads(fc_wanted_threads(options ? options->work.threads : 0, remote), bytes, FC_TILE_BYTES / 4);
+    const int shares = options && options->shares > 1 ? (int)options->shares : 1;
+    const int wanted = fc_wanted_threads(options ? options->work.threads : 0, remote, shares);
+    return fc_useful_threads(wanted, bytes / (uint64_t)shares, FC_TILE_BYTES / 4);
 }
 
 /* Divides a file that is made in a bucket into parts. @param held receives the bytes of the parts that are in memory at

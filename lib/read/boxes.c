@@ -215,9 +215,9 @@ static int choose_read_threads(const fc_checkpoint *checkpoint, const fc_box_req
     for (size_t i = 0; i < count && bytes < FC_MOST_THREADS * (uint64_t)FC_TILE_BYTES; i++) {
         bytes += (uint64_t)fc_box_volume(&requests[i].box) * fc_dtype_size(requests[i].tensor->dtype);
     }
-    const int wanted = fc_wanted_threads(options ? options->threads : 0, fc_reads_from_servers(checkpoint));
-    return fc_useful_threads(wanted ? wanted : fc_shared_threads(options ? options->processes : 1), bytes,
-                             FC_TILE_BYTES / 4);
+    const int processes = options ? options->processes : 1;
+    const int wanted = fc_wanted_threads(options ? options->threads : 0, fc_reads_from_servers(checkpoint), processes);
+    return fc_useful_threads(wanted ? wanted : fc_shared_threads(processes), bytes, FC_TILE_BYTES / 4);
 }
 
 fc_code fc_read_boxes(const fc_checkpoint *checkpoint, fc_chunk_lists *lists, const fc_box_request *requests,

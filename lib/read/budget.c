@@ -36,8 +36,9 @@ bool fc_reads_from_servers(const fc_checkpoint *checkpoint) {
     return remote;
 }
 
-int fc_wanted_threads(int given, bool remote) {
-    return given > 0 ? given : remote ? FC_THREADS_REMOTE : 0;
+int fc_wanted_threads(int given, bool remote, int processes) {
+    const int each = FC_THREADS_REMOTE / (processes > 1 ? processes : 1);
+    return given > 0 ? given : !remote ? 0 : each > FC_THREADS_SHARED ? each : FC_THREADS_SHARED;
 }
 
 fc_code fc_budget_divide(const fc_work_options *options, int threads, const fc_worker_needs *each, fc_budget *out,

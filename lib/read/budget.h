@@ -28,8 +28,9 @@ typedef struct fc_budget {
 /** Returns whether files of the checkpoint are on servers. */
 bool fc_reads_from_servers(const fc_checkpoint *checkpoint);
 
-/** Returns the number of workers that is wanted: `given`, or the default for files on servers, or 0 for others. */
-int fc_wanted_threads(int given, bool remote);
+/** Returns the number of workers that is wanted: `given`, or for files on servers the default of each of several
+ * processes that read together, or 0 for others. */
+int fc_wanted_threads(int given, bool remote, int processes);
 
 /** Returns the memory of a job in bytes: what the options say, or the default. */
 uint64_t fc_memory_of(const fc_work_options *options);

@@ -291,7 +291,7 @@ fc_code fc_scan_run(const fc_scan *scan, const fc_work_options *options, fc_erro
     }
     const fc_worker_needs needs = {
         .sources = scan->sides, .tiles = scan->sides, .extra = scan->scratch + scan->extra, .remote = s.remote};
-    const int wanted = fc_wanted_threads(options ? options->threads : 0, s.remote);
+    const int wanted = fc_wanted_threads(options ? options->threads : 0, s.remote, 1);
     const int threads = fc_useful_threads(wanted, scan->total, FC_TILE_BYTES / 2);
     FC_TRY(fc_budget_divide(options, threads, &needs, &s.budget, err));
     fc_progress_begin(s.progress, scan->phase, FC_COUNTED_BYTES, scan->total);
