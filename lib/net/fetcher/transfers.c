@@ -447,6 +447,12 @@ static void judge_proxy(fetcher *f, transfer *t, long status) {
     }
 }
 
+/* libcurl may find that a transfer was slow when its last byte is there. */
+static bool has_all(const transfer *t) {
+    return (t->purpose == FOR_HEAD || t->purpose == FOR_RANGE) && t->answer.checked && t->length > 0 &&
+           t->done == t->length;
+}
+
 static void judge(fetcher *f, transfer *t, CURLcode result) {
     curl_off_t seconds = 0;
     long connected = 0;
@@ -459,7 +465,7 @@ static void judge(fetcher *f, transfer *t, CURLcode result) {
     t->easy = NULL;
     if (t->error.code != FC_OK) {
         transfer_end(f, t);
-    } else if (result == CURLE_OK || (result == CURLE_WRITE_ERROR && t->answer.status / 100 != 2)) {
+    } else if (result == CURLE_OK || has_all(t) || (result == CURLE_WRITE_ERROR && t->answer.status / 100 != 2)) {
         judge_status(f, t, (int64_t)seconds * 1000);
     } else if (t->proxied && connected != 0 && connected / 100 != 2) {
         judge_proxy(f, t, connected);
