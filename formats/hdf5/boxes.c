@@ -99,13 +99,14 @@ static fc_code start_reading(const fc_checkpoint *checkpoint, const fc_tensor *t
 }
 
 fc_code fc_h5_read(const fc_checkpoint *checkpoint, const fc_tensor *tensor, size_t index, void *buf, fc_error *err) {
+    const fc_h5_state *state = checkpoint->state;
     const size_t file = fc_h5_stored_of(checkpoint, &tensor->chunks[index])->file;
     const char *path = checkpoint->files[file].path;
     fc_extent extent = {.decoded = 0};
     fc_error end, death, *reason = err ? err : &death;
     fc_h5_child child;
     fc_h5_loan loan = {.to = -1};
-    fc_h5_in in = {.child = &child, .budget = UINT64_MAX, .path = path, .loan = &loan};
+    fc_h5_in in = {.child = &child, .budget = UINT64_MAX, .path = path, .loan = &loan, .kept = state->kept};
     int fd;
     FC_TRY(fc_h5_extent(checkpoint, tensor, index, &extent, err));
     FC_TRY(fc_identity_open(checkpoint, file, &fd, err));

@@ -134,6 +134,7 @@ static fc_code prepare_reading(fc_checkpoint *checkpoint, fc_error *err) {
     for (size_t i = 0; i < state->nstored; i++) {
         const fc_h5_dataset *d = state->stored[i].dataset;
         if (d->where == FC_H5_BY_LIBRARY && d->kind != FC_H5_UNREADABLE) {
+            state->kept = fc_is_remote(checkpoint->path) ? fc_h5_kept_new() : NULL;
             fc_code rc = fc_h5_starter_start(&state->starter, fc_h5_make_box_job, checkpoint, err);
             return rc == FC_OK ? rc : fc_context(err, rc, "%s", checkpoint->path);
         }
@@ -181,6 +182,7 @@ fc_code fc_h5_open(fc_checkpoint *checkpoint, const fc_open_options *options, fc
 void fc_h5_close(fc_checkpoint *checkpoint) {
     fc_h5_state *state = checkpoint->state; /* in the checkpoint's arena */
     fc_h5_starter_stop(&state->starter);
+    fc_h5_kept_free(state->kept);
 }
 
 /* ---- extents ---- */

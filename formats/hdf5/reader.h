@@ -4,6 +4,7 @@
 #pragma once
 
 #include "fsdpckpt/format.h"
+#include "hdf5/reader_process/kept.h"
 #include "hdf5/reader_process/records.h"
 #include "hdf5/reader_process/server.h"
 #include "hdf5/reader_process/starter.h"
@@ -32,6 +33,7 @@ typedef struct fc_h5_state {
     const int64_t **box_dims; /**< per compressed box: its offsets and sizes; NULL if no box is compressed */
     atomic_bool *known;       /**< by rank: whether the file is known to be the one that index.h5 describes */
     fc_h5_starter starter;    /**< used if a dataset is read through libhdf5 */
+    fc_h5_kept *kept;         /**< for its processes; NULL: no file is on a server */
     fc_h5_span span;          /**< where the HDF5 file is in its file; the length is 0 if it is all of it */
     uint32_t span_crc;        /**< the CRC-32 that is recorded for it */
     fc_h5_server *server;     /**< reads headers while the checkpoint is opened; NULL: each file has its process */

@@ -4,6 +4,7 @@
 #include "hdf5/reader_process/lend.h"
 
 #include "base/checked.h"
+#include "hdf5/reader_process/kept.h"
 #include "io/file.h"
 #include "net/remote.h"
 
@@ -93,10 +94,15 @@ typedef struct reading {
 static void *read_parts(void *context) {
     reading *r = context;
     for (size_t i; (i = atomic_fetch_add(&r->next, 1)) < r->count;) {
+        const fc_h5_in *in = r->in;
+        const fc_h5_part *p = &r->parts[i];
         fc_error err;
-        const fc_code rc =
-            fc_pread_full(r->in->loan->fd, r->bytes[i], (size_t)r->parts[i].size, r->parts[i].at, r->in->path, &err);
-        if (rc != FC_OK) {
+        if (fc_h5_kept_find(in->kept, in->path, p, r->bytes[i])) {
+            continue;
+        }
+        if (fc_pread_full(in->loan->fd, r->bytes[i], (size_t)p->size, p->at, in->path, &err) == FC_OK) {
+            fc_h5_kept_add(in->kept, in->path, p, r->bytes[i]);
+        } else {
             pthread_mutex_lock(&r->lock);
             r->failed = err;
             pthread_mutex_unlock(&r->lock);

@@ -147,6 +147,7 @@ typedef struct fc_h5_in {
     /* Of a file on a server. */
     const char *path;
     const struct fc_h5_loan *loan; /**< NULL: none */
+    struct fc_h5_kept *kept;       /**< parts that other processes asked for; NULL: none */
     uint64_t lent;                 /**< bytes */
     fc_error unlent;               /**< why bytes could not be read; code FC_OK: all could */
 } fc_h5_in;
