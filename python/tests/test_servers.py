@@ -135,6 +135,35 @@ class Servers(unittest.TestCase):
             self.assertEqual(pool.starmap(equal_in_child, [(checkpoint, 0)]), [True])
         self.assertTrue(equal(checkpoint, self.arrays))
 
+    def test_suspended(self):
+        """One that does not take its data holds up no other one, and gets it later."""
+        arrays = {"a": np.arange(4 << 20, dtype="<f4"), "z": self.arrays["z"]}  # more than sockets hold
+        self.server.files["/m/large.safetensors"] = safetensors(arrays)
+        large = fsdpckpt.open(self.server.name + "/m/large.safetensors")
+        asked, stopped = threading.Event(), threading.Event()
+
+        def answer(handler):
+            if handler.path == "/m/large.safetensors":
+                asked.set()
+                stopped.wait(30)
+
+        self.server.answer = answer
+        child = os.fork()
+        if child == 0:
+            signal.alarm(60)
+            os._exit(not equal(large, arrays))
+        self.assertTrue(asked.wait(30))
+        os.kill(child, signal.SIGSTOP)
+        stopped.set()
+        time.sleep(0.3)
+        results = []
+        other = threading.Thread(target=lambda: results.append(equal(fsdpckpt.open(self.name), self.arrays)), daemon=True)
+        other.start()
+        other.join(20)
+        os.kill(child, signal.SIGCONT)
+        self.assertEqual(results, [True])
+        self.assertEqual(os.waitpid(child, 0)[1], 0)
+
     def test_killed_while_it_is_asked(self):
         """The address of a host is asked of one who waits for it. If that one is killed, it is asked of another."""
         os.environ["RES_OPTIONS"] = "timeout:1 attempts:1"

@@ -133,6 +133,15 @@ typedef struct response {
     bool checked;
 } response;
 
+/* What the other end of a socket has not taken yet. Nobody waits for it. */
+typedef struct outbox {
+    struct outbox *next;
+    int socket;
+    unsigned char *bytes; /* those from `sent` to `size` */
+    size_t sent, size, capacity;
+    bool ends; /* the socket is closed when all are sent */
+} outbox;
+
 typedef enum transfer_kind {
     FOR_HEAD,
     FOR_RANGE,
@@ -169,6 +178,7 @@ typedef enum transfer_state { WAITS, NEEDS_HOST, RUNS } transfer_state;
 
 typedef struct transfer {
     struct transfer *next;
+    struct fetcher *fetcher; /* the one that it is of */
     transfer_kind purpose;
     transfer_state progress;
     object *object; /* FOR_HEAD and FOR_RANGE */
@@ -181,6 +191,7 @@ typedef struct transfer {
     unsigned char *body; /* what the server sent, except FOR_RANGE: `done` bytes */
     size_t capacity;
     int tries, redirects;
+    bool paused;     /* until what it sent has been taken */
     bool plain_http; /* the name has http://, so it may stay there */
     bool proxied;    /* the server is asked through the proxy */
     int64_t wake;    /* WAITS: when it starts, in milliseconds; NEEDS_HOST: when it asks somebody else */
@@ -209,6 +220,7 @@ typedef struct fetcher {
     folder *folders;
     transfer *transfers;
     host_line *hosts;
+    outbox *outboxes;
     opened_file *files;
     size_t nfiles, capacity;
     int64_t leaves; /* who asked has gone: when the fetcher ends; 0: it is there */
@@ -216,11 +228,21 @@ typedef struct fetcher {
     uint64_t clock, random;
 } fetcher;
 
+/* ---- outboxes.c ---- */
+
+/* Sends an answer and its text or data, without waiting: what the other end does not take now is kept for it. Failures
+   are ignored: who asked has gone. @return false after one */
+bool fetcher_send(fetcher *f, int socket, fc_net_answer head, const void *bytes, size_t size);
+void fetcher_send_error(fetcher *f, int socket, const fc_error *error);
+/* Closes the socket of an answer when all is sent. */
+void fetcher_close(fetcher *f, int socket);
+/* Whether the other end has not taken all. A transfer waits then, so that at most one piece of it is kept. */
+bool outbox_has(const fetcher *f, int socket);
+/* Sends more of what was kept. Transfers that waited for it go on. */
+void outboxes_send(fetcher *f);
+
 /* ---- serve.c ---- */
 
-/* Sends an answer and its text or data. Failures are ignored: who asked has gone. @return false after one */
-bool fetcher_send(int socket, fc_net_answer head, const void *bytes, size_t size);
-void fetcher_send_error(int socket, const fc_error *error);
 int64_t fetcher_now(void);
 int fetcher_serve(void *state);
 
@@ -254,7 +276,7 @@ void object_opened(fetcher *f, object *o, folder *wanted_by);
 /* Answers a request for a name, now or when it is known what the name is. Owns the sockets. */
 void object_request(fetcher *f, fc_net_request_kind kind, const char *name, int answer, int file);
 void object_read(fetcher *f, object *o, const fc_net_request *request, int answer);
-void object_tell(object *o, int answer);
+void object_tell(fetcher *f, const object *o, int answer);
 void object_end_waiters(fetcher *f, object *o);
 void waiters_retry(fetcher *f, waiter *first);
 uint64_t object_identity(const object *o);
@@ -283,7 +305,7 @@ void folder_page_done(fetcher *f, folder *d, transfer *t);
 /* What a name in the folder is: STATE_READY or STATE_MISSING. */
 knowledge folder_find(const folder *d, const char *rest, bool *is_folder);
 /* Sends the names directly in a folder. @param below relative to it, "" for itself */
-void folder_send(const folder *d, const char *below, int answer);
+void folder_send(fetcher *f, const folder *d, const char *below, int answer);
 
 /* Adds an entry. @return false: out of memory */
 bool folder_add(folder *d, const char *name);
@@ -353,6 +375,8 @@ void transfer_repeat(fetcher *f, transfer *t, int64_t server_asks_ms, const char
 void transfers_start(fetcher *f);
 /* Takes finished ones. @return whether there were any */
 bool transfers_finish(fetcher *f);
+/* Those that wait until a socket has taken what was sent go on. */
+void transfers_go_on(fetcher *f, int socket);
 /* @return milliseconds until the next one may start */
 int transfers_pause(const fetcher *f);
 void transfers_host_known(fetcher *f, const char *line);

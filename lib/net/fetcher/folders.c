@@ -224,7 +224,7 @@ knowledge folder_find(const folder *d, const char *rest, bool *is_folder) {
     return found ? STATE_READY : STATE_MISSING;
 }
 
-void folder_send(const folder *d, const char *below, int answer) {
+void folder_send(fetcher *f, const folder *d, const char *below, int answer) {
     const size_t n = strlen(below);
     const char *last = "";
     size_t last_size = 0;
@@ -237,10 +237,10 @@ void folder_send(const folder *d, const char *below, int answer) {
         const size_t size = strcspn(name, "/");
         const bool dots = (size == 1 && name[0] == '.') || (size == 2 && name[0] == '.' && name[1] == '.');
         if (size > 0 && size <= FC_NET_MOST_TEXT && !dots && (size != last_size || strncmp(name, last, size) != 0)) {
-            fetcher_send(answer, (fc_net_answer){.kind = FC_NET_NAME, .text = (uint32_t)size}, name, size);
+            fetcher_send(f, answer, (fc_net_answer){.kind = FC_NET_NAME, .text = (uint32_t)size}, name, size);
             last = name;
             last_size = size;
         }
     }
-    fetcher_send(answer, (fc_net_answer){.kind = FC_NET_DONE}, NULL, 0);
+    fetcher_send(f, answer, (fc_net_answer){.kind = FC_NET_DONE}, NULL, 0);
 }

@@ -101,13 +101,14 @@ void object_opened(fetcher *f, object *o, folder *wanted_by) {
 
 /* ---- requests ---- */
 
-static void send_missing(int answer) {
-    fetcher_send(answer, (fc_net_answer){.kind = FC_NET_MISSING}, NULL, 0);
+static void send_missing(fetcher *f, int answer) {
+    fetcher_send(f, answer, (fc_net_answer){.kind = FC_NET_MISSING}, NULL, 0);
 }
 
-void object_tell(object *o, int answer) {
-    fetcher_send(answer, (fc_net_answer){.kind = FC_NET_DONE, .size = o->version.size, .identity = object_identity(o)},
-                 NULL, 0);
+void object_tell(fetcher *f, const object *o, int answer) {
+    fetcher_send(f, answer,
+                 (fc_net_answer){.kind = FC_NET_DONE, .size = o->version.size, .identity = object_identity(o)}, NULL,
+                 0);
 }
 
 bool fetcher_add_file(fetcher *f, opened_file file) {
@@ -124,14 +125,14 @@ bool fetcher_add_file(fetcher *f, opened_file file) {
     return true;
 }
 
-static void wait_for(waiter **list, fc_net_request_kind kind, const char *name, int answer, int socket) {
+static void wait_for(fetcher *f, waiter **list, fc_net_request_kind kind, const char *name, int answer, int socket) {
     waiter *w = calloc(1, sizeof *w);
     char *copy = strdup(name);
     if (!w || !copy) {
         fc_error error;
         (void)fc_no_memory(&error, name);
-        fetcher_send_error(answer, &error);
-        close(answer);
+        fetcher_send_error(f, answer, &error);
+        fetcher_close(f, answer);
         if (socket >= 0) {
             close(socket);
         }
@@ -156,34 +157,34 @@ void waiters_retry(fetcher *f, waiter *first) {
 /* Answers a request for an object that is known. @return whether the socket of the file is in use */
 static bool answer_known(fetcher *f, fc_net_request_kind kind, object *o, int answer, int socket) {
     if (o->state == STATE_FAILED) {
-        fetcher_send_error(answer, &o->error);
+        fetcher_send_error(f, answer, &o->error);
         return false;
     }
     if (o->state == STATE_MISSING) {
-        send_missing(answer);
+        send_missing(f, answer);
         return false;
     }
     const bool opened = kind == FC_NET_OPEN && socket >= 0 && fetcher_add_file(f, (opened_file){socket, o, NULL});
-    object_tell(o, answer);
+    object_tell(f, o, answer);
     return opened;
 }
 
-static void send_folder(folder *d, fc_net_request_kind kind, const char *below, int answer) {
+static void send_folder(fetcher *f, const folder *d, fc_net_request_kind kind, const char *below, int answer) {
     fc_error error;
     if (d->state == STATE_FAILED) {
-        fetcher_send_error(answer, &d->error);
+        fetcher_send_error(f, answer, &d->error);
     } else if (kind == FC_NET_LIST) {
-        folder_send(d, below, answer);
+        folder_send(f, d, below, answer);
     } else if (kind != FC_NET_OPEN) {
-        fetcher_send(answer, (fc_net_answer){.kind = FC_NET_DONE, .is_folder = 1}, NULL, 0);
+        fetcher_send(f, answer, (fc_net_answer){.kind = FC_NET_DONE, .is_folder = 1}, NULL, 0);
     } else {
         (void)fc_fail(&error, FC_ECORRUPT, "%s: is a folder", d->name);
-        fetcher_send_error(answer, &error);
+        fetcher_send_error(f, answer, &error);
     }
 }
 
-static void close_both(int answer, int socket) {
-    close(answer);
+static void close_both(fetcher *f, int answer, int socket) {
+    fetcher_close(f, answer);
     if (socket >= 0) {
         close(socket);
     }
@@ -202,18 +203,18 @@ static object *object_now(fetcher *f, const char *name) {
 static void request_object(fetcher *f, fc_net_request_kind kind, const char *name, int answer, int socket) {
     object *o = object_now(f, name);
     if (!o) {
-        close_both(answer, socket);
+        close_both(f, answer, socket);
         return;
     }
     if (o->state == STATE_NEW || o->state == STATE_ASKED) {
-        wait_for(&o->waiters, kind, name, answer, socket);
+        wait_for(f, &o->waiters, kind, name, answer, socket);
         if (o->state == STATE_NEW) {
             object_open(f, o, NULL, answer);
         }
         return;
     }
     const bool kept = answer_known(f, kind, o, answer, socket);
-    close_both(answer, kept ? -1 : socket);
+    close_both(f, answer, kept ? -1 : socket);
 }
 
 /* The name is a folder, or in one that is known. @return false if it is an object, or may be one */
@@ -222,13 +223,13 @@ static bool request_in_folder(fetcher *f, folder *d, const char *name, const cha
     bool is_folder = false;
     const knowledge found = d->state == STATE_READY ? folder_find(d, rest, &is_folder) : STATE_FAILED;
     if (d->state == STATE_FAILED || (found == STATE_READY && is_folder)) {
-        send_folder(d, kind, rest, answer);
+        send_folder(f, d, kind, rest, answer);
     } else if (found == STATE_MISSING && kind != FC_NET_LOOK && !object_is_known(f, name)) {
-        send_missing(answer);
+        send_missing(f, answer);
     } else {
         return false;
     }
-    close_both(answer, socket);
+    close_both(f, answer, socket);
     return true;
 }
 
@@ -244,19 +245,19 @@ void object_request(fetcher *f, fc_net_request_kind kind, const char *name, int 
     folder *d = folder_of(f, name, &rest);
     fc_error error;
     if (name_is_refused(f, name, &error)) {
-        fetcher_send_error(answer, &error);
-        close_both(answer, socket);
+        fetcher_send_error(f, answer, &error);
+        close_both(f, answer, socket);
     } else if (d && d->state == STATE_ASKED) {
-        wait_for(&d->waiters, kind, name, answer, socket);
+        wait_for(f, &d->waiters, kind, name, answer, socket);
     } else if (d && d->state != STATE_MISSING && request_in_folder(f, d, name, rest, kind, answer, socket)) {
         return;
     } else if (d || kind == FC_NET_OPEN || name_is_file(name)) {
         request_object(f, kind, name, answer, socket);
     } else if ((d = folder_get(f, name, name_root(name))) != NULL) {
-        wait_for(&d->waiters, kind, name, answer, socket);
+        wait_for(f, &d->waiters, kind, name, answer, socket);
         folder_open(f, d, answer);
     } else {
-        close_both(answer, socket);
+        close_both(f, answer, socket);
     }
 }
 
@@ -275,13 +276,13 @@ static bool find_place(const fetcher *f, const fc_net_request *request, unsigned
 }
 
 /* Answers with bytes of the head. */
-static void give_head(const object *o, uint64_t offset, size_t size, unsigned char *into, int answer) {
+static void give_head(fetcher *f, const object *o, uint64_t offset, size_t size, unsigned char *into, int answer) {
     if (into && size > 0) {
         memcpy(into, o->head + offset, size);
     } else if (size > 0) {
-        fetcher_send(answer, (fc_net_answer){.kind = FC_NET_DATA, .size = size}, o->head + offset, size);
+        fetcher_send(f, answer, (fc_net_answer){.kind = FC_NET_DATA, .size = size}, o->head + offset, size);
     }
-    fetcher_send(answer, (fc_net_answer){.kind = FC_NET_DONE, .size = into ? size : 0}, NULL, 0);
+    fetcher_send(f, answer, (fc_net_answer){.kind = FC_NET_DONE, .size = into ? size : 0}, NULL, 0);
 }
 
 void object_read(fetcher *f, object *o, const fc_net_request *request, int answer) {
@@ -290,18 +291,18 @@ void object_read(fetcher *f, object *o, const fc_net_request *request, int answe
     const uint64_t size = o->version.size, offset = request->offset, length = request->length;
     const uint64_t end = offset < size ? (length < size - offset ? offset + length : size) : offset;
     if (!find_place(f, request, &into)) {
-        close(answer);
+        fetcher_close(f, answer);
         return;
     }
     if (end <= o->head_size || end == offset) { /* the reader sees that it gets less than it asked for */
         o->used = ++f->clock;
-        give_head(o, offset, (size_t)(end - offset), into, answer);
-        close(answer);
+        give_head(f, o, offset, (size_t)(end - offset), into, answer);
+        fetcher_close(f, answer);
         return;
     }
     transfer *t = name_url(f, o->name, url) ? transfer_new(f, FOR_RANGE, o->direct ? o->direct : url) : NULL;
     if (!t) {
-        close(answer);
+        fetcher_close(f, answer);
         return;
     }
     t->plain_http = strncmp(url, "http://", 7) == 0;

@@ -125,6 +125,10 @@ static size_t take_body(char *bytes, size_t size, size_t count, void *context) {
         return 0;
     }
     if (t->purpose == FOR_RANGE) {
+        if (outbox_has(t->fetcher, t->reply)) {
+            t->paused = true; /* the bytes come again */
+            return CURL_WRITEFUNC_PAUSE;
+        }
         if (n > t->length - t->done) {
             return refuse_more(t);
         }
@@ -134,7 +138,7 @@ static size_t take_body(char *bytes, size_t size, size_t count, void *context) {
             return n;
         }
         t->done += n;
-        return fetcher_send(t->reply, (fc_net_answer){.kind = FC_NET_DATA, .size = n}, bytes, n) ? n : 0;
+        return fetcher_send(t->fetcher, t->reply, (fc_net_answer){.kind = FC_NET_DATA, .size = n}, bytes, n) ? n : 0;
     }
     const uint64_t most = t->purpose == FOR_HEAD ? t->length : MOST_PAGE;
     if (n > most - t->done) {

@@ -18,32 +18,6 @@ int64_t fetcher_now(void) {
     return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
 }
 
-static bool send_all(int socket, const void *bytes, size_t size) {
-    const unsigned char *at = bytes;
-    while (size > 0) {
-        const ssize_t n = send(socket, at, size, MSG_NOSIGNAL);
-        if (n < 0 && errno == EINTR) {
-            continue;
-        }
-        if (n <= 0) {
-            return false;
-        }
-        at += n;
-        size -= (size_t)n;
-    }
-    return true;
-}
-
-bool fetcher_send(int socket, fc_net_answer head, const void *bytes, size_t size) {
-    return send_all(socket, &head, sizeof head) && send_all(socket, bytes, size);
-}
-
-void fetcher_send_error(int socket, const fc_error *error) {
-    const size_t n = strnlen(error->message, FC_NET_MOST_TEXT);
-    fetcher_send(socket, (fc_net_answer){.kind = FC_NET_ERROR, .code = (uint32_t)error->code, .text = (uint32_t)n},
-                 error->message, n);
-}
-
 /* The control data of a message, with aligned room for descriptors. */
 typedef union control {
     struct cmsghdr align;
@@ -121,8 +95,8 @@ static void take_request(fetcher *f, int index) {
         } else if (from && request.kind == FC_NET_READ) {
             object_read(f, from->object, &request, descriptors[0]);
         } else if (from) {
-            object_tell(from->object, descriptors[0]);
-            close(descriptors[0]);
+            object_tell(f, from->object, descriptors[0]);
+            fetcher_close(f, descriptors[0]);
         } else if (request.kind >= FC_NET_BEGIN) {
             upload_request(f, &request, descriptors[0], descriptors[1]);
         } else {
@@ -149,7 +123,11 @@ static void drop_closed(fetcher *f) {
 /* Waits for requests, servers or time. @return false: out of memory */
 static bool wait_and_take(fetcher *f) {
     const size_t count = f->leaves ? 0 : f->nfiles + 1;
-    struct curl_waitfd *fds = calloc(f->nfiles + 1, sizeof *fds);
+    size_t all = f->nfiles + 1;
+    for (const outbox *box = f->outboxes; box; box = box->next) {
+        all++;
+    }
+    struct curl_waitfd *fds = calloc(all, sizeof *fds);
     int ready = 0;
     if (!fds) {
         return false;
@@ -158,7 +136,12 @@ static bool wait_and_take(fetcher *f) {
     for (size_t i = 0; i + 1 < count; i++) {
         fds[i + 1] = (struct curl_waitfd){f->files[i].socket, CURL_WAIT_POLLIN, 0};
     }
-    curl_multi_poll(f->multi, fds, (unsigned)count, transfers_pause(f), &ready);
+    all = count;
+    for (const outbox *box = f->outboxes; box; box = box->next) {
+        fds[all++] = (struct curl_waitfd){box->socket, CURL_WAIT_POLLOUT, 0};
+    }
+    curl_multi_poll(f->multi, fds, (unsigned)all, transfers_pause(f), &ready);
+    outboxes_send(f);
     for (size_t i = count; i-- > 0;) {
         if (fds[i].revents) {
             take_request(f, (int)i - 1);

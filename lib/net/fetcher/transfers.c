@@ -30,6 +30,7 @@ transfer *transfer_new(fetcher *f, transfer_kind purpose, const char *url) {
         free(copy);
         return NULL;
     }
+    t->fetcher = f;
     t->purpose = purpose;
     t->url = copy;
     t->reply = -1;
@@ -51,7 +52,7 @@ void transfer_free(fetcher *f, transfer *t) {
         curl_easy_cleanup(t->easy);
     }
     if (t->reply >= 0) {
-        close(t->reply);
+        fetcher_close(f, t->reply);
     }
     outgoing_free(t->out);
     curl_slist_free_all(t->headers);
@@ -89,9 +90,9 @@ void transfer_end(fetcher *f, transfer *t) {
         }
         if (t->error.code != FC_OK) {
             t->object->known_since = 0; /* who opens it again gets what is there then */
-            fetcher_send_error(t->reply, &t->error);
+            fetcher_send_error(f, t->reply, &t->error);
         } else {
-            fetcher_send(t->reply, (fc_net_answer){.kind = FC_NET_DONE, .size = t->into ? t->done : 0}, NULL, 0);
+            fetcher_send(f, t->reply, (fc_net_answer){.kind = FC_NET_DONE, .size = t->into ? t->done : 0}, NULL, 0);
         }
         transfer_free(f, t);
     } else {
@@ -158,11 +159,11 @@ static int asker(const transfer *t, size_t index) {
     return -1;
 }
 
-static void ask_for_host(transfer *t, const char *where) {
+static void ask_for_host(fetcher *f, transfer *t, const char *where) {
     const uint32_t n = (uint32_t)strlen(where);
     int socket;
     for (size_t i = 0; t->progress != NEEDS_HOST && (socket = asker(t, i)) >= 0; i++) {
-        if (fetcher_send(socket, (fc_net_answer){.kind = FC_NET_WHERE, .text = n}, where, n)) {
+        if (fetcher_send(f, socket, (fc_net_answer){.kind = FC_NET_WHERE, .text = n}, where, n)) {
             t->progress = NEEDS_HOST;
             t->asked = socket;
             t->wake = fetcher_now() + ASK_AGAIN_MS;
@@ -232,12 +233,13 @@ static void start(fetcher *f, transfer *t) {
         return;
     }
     if (!line) {
-        ask_for_host(t, peer);
+        ask_for_host(f, t, peer);
         return;
     }
     curl_slist_free_all(t->resolve);
     t->resolve = curl_slist_append(NULL, line);
     t->answer = (response){.bytes = 0};
+    t->paused = false;
     t->done = t->purpose == FOR_PAGE || t->out ? 0 : t->done; /* a page comes as a whole */
     if (t->out) {
         t->out->sent = 0;
@@ -247,6 +249,15 @@ static void start(fetcher *f, transfer *t) {
         return;
     }
     t->progress = RUNS;
+}
+
+void transfers_go_on(fetcher *f, int socket) {
+    for (transfer *t = f->transfers; t; t = t->next) {
+        if (t->paused && t->reply == socket) {
+            t->paused = false;
+            curl_easy_pause(t->easy, CURLPAUSE_CONT);
+        }
+    }
 }
 
 void transfers_start(fetcher *f) {

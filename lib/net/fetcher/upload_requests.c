@@ -28,10 +28,10 @@ void outgoing_free(outgoing *out) {
     }
 }
 
-static void refuse(int answer, const fc_error *error) {
+static void refuse(fetcher *f, int answer, const fc_error *error) {
     if (answer >= 0) {
-        fetcher_send_error(answer, error);
-        close(answer);
+        fetcher_send_error(f, answer, error);
+        fetcher_close(f, answer);
     }
 }
 
@@ -42,7 +42,7 @@ transfer *upload_transfer(fetcher *f, transfer_kind purpose, const char *name, i
     if (!t) {
         fc_error error;
         (void)fc_no_memory(&error, name);
-        refuse(answer, &error);
+        refuse(f, answer, &error);
         close_any(file);
         free(out);
         free(copy);
@@ -131,7 +131,7 @@ static void begin(fetcher *f, const char *name, int answer, int socket) {
     if (!u || !copy) {
         fc_error error;
         (void)fc_no_memory(&error, name);
-        refuse(answer, &error);
+        refuse(f, answer, &error);
         close_any(socket);
         free(u);
         free(copy);
@@ -171,7 +171,7 @@ static void clear(fetcher *f, const fc_net_request *request, int answer) {
     if (!t) {
         fc_error error;
         (void)fc_no_memory(&error, request->name);
-        refuse(answer, &error);
+        refuse(f, answer, &error);
         free(copy);
         free(c);
         return;
@@ -188,7 +188,7 @@ void upload_request(fetcher *f, const fc_net_request *request, int answer, int e
     fc_error error;
     const bool needs_extra = request->kind == FC_NET_BEGIN || request->kind == FC_NET_WHOLE;
     if (name_is_refused(f, request->name, &error)) {
-        refuse(answer, &error);
+        refuse(f, answer, &error);
         close_any(extra);
     } else if (needs_extra != (extra >= 0)) {
         close(answer);

@@ -380,11 +380,11 @@ static void clearing_ended(fetcher *f, transfer *t) {
         return;
     }
     if (c->error.code != FC_OK) {
-        fetcher_send_error(c->answer, &c->error);
+        fetcher_send_error(f, c->answer, &c->error);
     } else {
-        fetcher_send(c->answer, (fc_net_answer){.kind = FC_NET_DONE, .size = c->count}, NULL, 0);
+        fetcher_send(f, c->answer, (fc_net_answer){.kind = FC_NET_DONE, .size = c->count}, NULL, 0);
     }
-    close(c->answer);
+    fetcher_close(f, c->answer);
     free(c->name);
     free(c);
 }
@@ -423,9 +423,9 @@ void upload_ended(fetcher *f, transfer *t) {
     if (o->clearing) {
         clearing_ended(f, t);
     } else if (t->reply >= 0 && t->error.code != FC_OK) {
-        fetcher_send_error(t->reply, &t->error);
+        fetcher_send_error(f, t->reply, &t->error);
     } else if (t->reply >= 0) {
-        fetcher_send(t->reply, (fc_net_answer){.kind = o->exists ? FC_NET_EXISTS : FC_NET_DONE}, NULL, 0);
+        fetcher_send(f, t->reply, (fc_net_answer){.kind = o->exists ? FC_NET_EXISTS : FC_NET_DONE}, NULL, 0);
     }
     transfer_free(f, t);
     if (u && begins && f->leaves) {
