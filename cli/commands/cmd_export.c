@@ -13,8 +13,10 @@
 #include "fsdpckpt/try.h"
 #include "fsdpckpt/weights.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 /* The default of huggingface_hub for the size of one file. */
@@ -42,21 +44,33 @@ typedef struct exported {
 
 /* ---- the reference ---- */
 
+/* Whether a name is a URL: a web server does not list its folders. */
+static bool is_url(const char *path) {
+    return strncmp(path, "https://", 8) == 0 || strncmp(path, "http://", 7) == 0;
+}
+
 /* Finds a file in the folder SRC, or in its model/, as of verl's actor/ with Megatron's checkpoint, whose own folder is
-   dist_ckpt/ next to the file. */
+   dist_ckpt/ next to the file. On a server, SRC is listed first, which is one request, and ".." means nothing. */
 static fc_code find_beside(const exported *x, const char *name, const char **out, fc_error *err) {
-    const char *source = x->o.noperands == 1 ? x->o.operands[0] : "";
+    const char *source = x->o.noperands == 1 ? x->o.operands[0] : "", *snapshot = NULL;
+    struct stat st;
+    *out = NULL;
+    FC_TRY(fc_hub_snapshot(source, x->arena, &snapshot, err));
+    source = snapshot ? snapshot : source;
     size_t len = strlen(source);
     while (len > 1 && source[len - 1] == '/') {
         len--;
     }
-    const bool megatron = len >= 9 && strncmp(source + len - 9, "dist_ckpt", 9) == 0;
-    const char *const places[] = {megatron ? "../" : "", "model/"};
-    *out = NULL;
+    const bool megatron = len >= 9 && strncmp(source + len - 9, "dist_ckpt", 9) == 0, remote = strstr(source, "://");
+    const char *const places[] = {megatron && !remote ? "../" : "", "model/"};
+    if (is_url(source) || fc_stat(source, &st) != 0 || !S_ISDIR(st.st_mode)) {
+        return FC_OK;
+    }
+    len -= megatron && remote ? sizeof "/dist_ckpt" - 1 : 0;
     for (size_t i = 0; !*out && i < sizeof places / sizeof *places; i++) {
         const char *path = fc_arena_printf(x->arena, "%.*s/%s%s", (int)len, source, places[i], name);
         FC_NEED(path, err, NULL);
-        *out = access(path, F_OK) == 0 ? path : NULL;
+        *out = fc_access(path, F_OK) == 0 ? path : NULL;
     }
     return FC_OK;
 }
@@ -84,32 +98,48 @@ static fc_code dequantize_reference(exported *x, const char *config, bool *dequa
     return rc == FC_OK || rc == FC_EUSAGE ? FC_OK : fc_fail(err, rc, "--like: %s", own.message);
 }
 
-static fc_code open_reference(exported *x, fc_error *err) {
-    const char *path = x->o.like, *slash = strrchr(path, '/');
-    if (slash && strcmp(slash, "/config.json") == 0) { /* of the folder that is meant */
-        x->o.like = path = fc_arena_strndup(x->arena, path, (size_t)(slash - path) + (slash == path));
+/* Makes x->o.like the folder that is meant. */
+static fc_code find_like(exported *x, fc_error *err) {
+    const char *path = x->o.like, *snapshot = NULL;
+    size_t len = strlen(path);
+    while (strstr(path, "://") && len > 0 && path[len - 1] == '/') { /* completion adds one to a folder */
+        len--;
+    }
+    path = fc_arena_strndup(x->arena, path, len);
+    FC_NEED(path, err, NULL);
+    const char *slash = strrchr(path, '/');
+    if (slash && strcmp(slash, "/config.json") == 0) {
+        path = fc_arena_strndup(x->arena, path, (size_t)(slash - path) + (slash == path));
         FC_NEED(path, err, NULL);
     }
-    if (strstr(path, "://")) {
-        return fc_fail(err, FC_EUSAGE, "--like %s: is not a local directory; download the model first", path);
+    if (is_url(path)) {
+        return fc_fail(err, FC_EUSAGE,
+                       "--like %s: a web server does not list its files, so the tokenizer would be left out: download "
+                       "the model first, or name it as hf://owner/model or s3://bucket/folder",
+                       path);
     }
     const bool of_hub = slash && strchr(path, '/') == slash && slash > path && slash[1] && *path != '.';
     if (of_hub && access(path, F_OK) != 0) {
-        return fc_fail(err, FC_EUSAGE,
-                       "--like %s: is not a local directory; download the model first: hf download %s --local-dir DIR",
-                       path, path);
+        return fc_fail(err, FC_EUSAGE, "--like %s: there is no such directory; a model of the hub is hf://%s", path,
+                       path);
     }
-    const char *snapshot = NULL;
     FC_TRY(fc_hub_snapshot(path, x->arena, &snapshot, err));
-    if (snapshot) {
-        x->o.like = path = snapshot;
-    }
+    x->o.like = snapshot ? snapshot : path;
+    return FC_OK;
+}
+
+static fc_code open_reference(exported *x, fc_error *err) {
+    FC_TRY(find_like(x, err));
+    const char *path = x->o.like;
     const fc_open_options how = {
         .follow_external = x->o.follow_external, .reporter = {source_note}, .others = x->others, .session = x->session};
     char *config = fc_arena_printf(x->arena, "%s/config.json", path);
     bool has_weights = false;
     FC_NEED(config, err, path);
-    if (access(config, F_OK) != 0) {
+    if (fc_access(config, F_OK) != 0) {
+        if (errno == EIO) { /* says why */
+            FC_TRY_CONTEXT(fc_has_weights(path, &has_weights, err), err, "--like");
+        }
         return fc_fail(err, FC_EUSAGE, "--like %s: has no config.json; name the directory of a model of transformers",
                        path);
     }

@@ -306,8 +306,8 @@ const option_row option_table[OPT_COUNT] = {
          .kind = KIND_TEXT,
          .arg = "HF_DIR",
          .offset = FIELD(like),
-         .help = "directory of the model, as downloaded from the Hugging Face hub: names, dtypes, tied weights, the "
-                 "size of the vocabulary, "
+         .help = "directory of the model, as downloaded from the Hugging Face hub, or hf://owner/model: names, dtypes, "
+                 "tied weights, the size of the vocabulary, "
                  "which file holds which tensor, and all files but the weights come from there. Any other difference "
                  "is an error. Its weights may be absent"},
     [OPT_AGAINST] =

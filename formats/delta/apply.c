@@ -11,6 +11,7 @@
 #include "delta/stage.h"
 #include "fsdpckpt/try.h"
 #include "io/directory.h"
+#include "net/remote.h"
 #include "read/tuning.h"
 
 #include <inttypes.h>
@@ -188,6 +189,12 @@ static fc_code check_folders(applier *a, const char *updates, fc_error *err) {
             return fc_fail(err, FC_EUSAGE, "%s: this is not the folder of %s", folders[i],
                            i == 0 ? "versions" : "a model");
         }
+    }
+    if (fc_is_remote(a->path)) {
+        return fc_fail(
+            err, FC_EUNSUPPORTED,
+            "%s: is on a server, and files are changed in place only on this machine: download the model first",
+            a->path);
     }
     if (!fc_zstd_is_built_in()) {
         return fc_fail(err, FC_EUNSUPPORTED, "%s: deltas need libzstd, and this build has none", updates);

@@ -3,6 +3,8 @@
  */
 #include "checkpoint/session.h"
 
+#include "net/remote.h"
+
 #include <dirent.h>
 #include <errno.h>
 #include <stdlib.h>
@@ -29,6 +31,9 @@ void fc_session_free(fc_session *session) {
 }
 
 fc_code fc_session_set_plugins(fc_session *session, const char *folder, fc_error *err) {
+    if (fc_is_remote(folder)) {
+        return fc_fail(err, FC_EUSAGE, "%s: plugins are code, so their folder must be on this machine", folder);
+    }
     DIR *opened = opendir(folder);
     if (!opened) {
         return fc_fail_errno(err, errno, "%s: the folder of plugins cannot be opened", folder);

@@ -73,7 +73,7 @@ fc_code fc_check_given(const char *path, const char *what, fc_error *err) {
 
 fc_code fc_check_named(const char *as, const char *kind, const char *given, const char *known, const char *example,
                        fc_error *err) {
-    if (access(given, F_OK) == 0 || errno != ENOENT) { /* opening the file will report any other error */
+    if (fc_access(given, F_OK) == 0 || errno != ENOENT) { /* opening the file will report any other error */
         return FC_OK;
     }
     return fc_fail(err, FC_EUSAGE, "%s '%s': neither a file nor a known %s; %s; a file is JSON such as %s", as, given,

@@ -194,8 +194,6 @@ class Same(Net):
                           ["verify", name, "--seal"]):
             self.assertIn("nothing can be written there", self.command(*arguments, status=5))
         self.assertIn("on a server: download it first", self.command("view", name, "-o", "v.h5", status=5))
-        self.assertIn("is not a local directory; download the model first",
-                      self.command("export", name, "-o", "hub", "--like", server.name + "/m", status=2))
 
     def test_what_is_missing(self):
         server = self.serve({"notes.html": b"<html>"})

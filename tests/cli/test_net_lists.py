@@ -251,6 +251,8 @@ class Hub(Net):
             self.assertEqual(set(tokens), {"Bearer hf_secret"})
             self.assertTrue(storage.requests)
             self.assertTrue(all("Authorization" not in r[2] for r in storage.requests), "only the hub gets the token")
+            self.command("export", "local", "-o", "exported", "--like", name, "--force", **more)
+            self.assertEqual(self.bytes_of("exported/README.md"), files["README.md"])
         self.command("inspect", name + "/model-00002-of-00003.safetensors", **more)
 
     def test_token_file(self):

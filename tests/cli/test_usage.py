@@ -206,7 +206,7 @@ class Usage(harness.Case):
             (("reshard", source, "-o", "x", "--nproc", "2"), "did you mean '--dp'?"),
             (("inspect", source, "-V"), "did you mean '--version'?"),
             (("consolidate", source, "-o", "x.pt", "-y"), "did you mean '--force'?"),
-            (("export", source, "-o", "x", "--like", "meta-llama/Llama-3.1-8B"), "is not a local directory"),
+            (("export", source, "-o", "x", "--like", "meta-llama/Llama-3.1-8B"), "a model of the hub is hf://meta-llama/Llama-3.1-8B"),
             (("inspect", source, "--include", "a.h5", "ckpt", "ckpt"), "quote it"),
             (("consolidate", source, "x.h5"), "the target goes after -o"),
             (("consolidate", source, "-o", "x.h5", "--memory", "2", "GB"), "--memory 2: is that 2 bytes? write 2B, 2MB or 2GB"),
