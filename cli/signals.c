@@ -51,4 +51,5 @@ void signals_install(void) {
 
 void signals_cancel(fc_progress *progress) {
     atomic_store(&running, progress);
+    fc_progress_watch(progress);
 }

@@ -62,3 +62,16 @@ fc_code fc_progress_count(fc_progress *progress, uint64_t n, fc_error *err) {
     return atomic_load_explicit(&progress->cancel, memory_order_relaxed) ? fc_fail(err, FC_EINTERRUPTED, "interrupted")
                                                                          : FC_OK;
 }
+
+/* Of each thread, because files on servers are read by calls that know only a descriptor. */
+static _Thread_local const fc_progress *watched;
+
+const fc_progress *fc_progress_watch(const fc_progress *progress) {
+    const fc_progress *before = watched;
+    watched = progress;
+    return before;
+}
+
+const fc_progress *fc_progress_watched(void) {
+    return watched;
+}

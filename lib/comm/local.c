@@ -5,6 +5,7 @@
  */
 #include "comm/arith.h"
 #include "comm/local_meet.h"
+#include "fsdpckpt/progress.h"
 #include "fsdpckpt/try.h"
 
 #include <signal.h>
@@ -188,6 +189,7 @@ typedef struct runner {
     fc_comm comm;
     fc_code (*work)(fc_comm *comm, void *context, fc_error *err);
     void *context;
+    const fc_progress *watched;
     fc_code code;
     fc_error error;
     bool failed_first; /* whether the error arose on this rank; else another rank reported it */
@@ -197,6 +199,7 @@ static void *run_rank(void *argument) {
     runner *r = argument;
     local_group *g = r->comm.state;
     local_world *w = g->world;
+    fc_progress_watch(r->watched);
     r->code = r->work(&r->comm, r->context, &r->error);
     pthread_mutex_lock(&w->lock);
     r->failed_first = r->code != FC_OK && !(w->failed && strstr(r->error.message, w->error.message));
@@ -259,7 +262,7 @@ fc_code fc_comm_run_local(int size, fc_code (*work)(fc_comm *comm, void *context
     pthread_cond_init(&w.wake, NULL);
     for (int r = 0; r < size; r++) {
         g->members[r] = r;
-        runners[r] = (runner){.comm = functions, .work = work, .context = context};
+        runners[r] = (runner){.comm = functions, .work = work, .context = context, .watched = fc_progress_watched()};
         runners[r].comm.rank = r;
         runners[r].comm.size = size;
         runners[r].comm.state = g;

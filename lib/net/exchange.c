@@ -4,14 +4,16 @@
 #include "net/exchange.h"
 
 #include "base/grow.h"
+#include "fsdpckpt/progress.h"
 #include "fsdpckpt/try.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
-enum { MOST_DESCRIPTORS = 2, MOST_ADDRESSES = 1024, MOST_NAMES = 1000000 };
+enum { MOST_DESCRIPTORS = 2, MOST_ADDRESSES = 1024, MOST_NAMES = 1000000, LOOK_MS = 100 };
 
 /* ---- messages ---- */
 
@@ -41,13 +43,35 @@ static bool send_request(int fd, const fc_net_request *request, const int *descr
     return n >= 0;
 }
 
-/* @return false if the fetcher has ended */
-static bool receive(int fd, void *buf, size_t size) {
+/* Whether the job of this thread is cancelled. What is written is waited for in any case: what came of it must be
+   known. */
+static bool is_cancelled(const fc_exchange *x) {
+    const fc_progress *watched = x->reads ? fc_progress_watched() : NULL;
+    return watched && atomic_load(&watched->cancel);
+}
+
+/* Waits for bytes. Servers may be silent for minutes. @return false if the job is cancelled */
+static bool wait_for_bytes(const fc_exchange *x) {
+    struct pollfd end = {.fd = x->answer, .events = POLLIN};
+    const int pause = x->reads && fc_progress_watched() ? LOOK_MS : -1;
+    while (!is_cancelled(x) && poll(&end, 1, pause) <= 0) {
+    }
+    return !is_cancelled(x);
+}
+
+/* @return false if the fetcher has ended, or the job is cancelled */
+static bool receive(const fc_exchange *x, void *buf, size_t size) {
     unsigned char *at = buf;
     while (size > 0) {
-        const ssize_t n = recv(fd, at, size, 0);
+        const ssize_t n = recv(x->answer, at, size, MSG_DONTWAIT);
         if (n < 0 && errno == EINTR) {
             continue;
+        }
+        if (n < 0 && errno == EAGAIN) {
+            if (wait_for_bytes(x)) {
+                continue;
+            }
+            return false;
         }
         if (n <= 0) {
             return false;
@@ -70,6 +94,9 @@ fc_net_request fc_exchange_request(fc_net_request_kind kind, const char *name) {
 /* ---- a request and its answer ---- */
 
 static fc_code fail_ended(const fc_exchange *x, fc_error *err) {
+    if (is_cancelled(x)) {
+        return fc_fail(err, FC_EINTERRUPTED, "interrupted");
+    }
     return fc_fail(err, FC_EIO, "%s: the process that talks to servers has ended", x->name);
 }
 
@@ -103,7 +130,7 @@ static fc_code take_data(fc_exchange *x, uint64_t size, fc_error *err) {
     if (size > x->size) {
         return fc_exchange_fail_odd(x, err);
     }
-    if (!receive(x->answer, x->buffer, (size_t)size)) {
+    if (!receive(x, x->buffer, (size_t)size)) {
         return fail_ended(x, err);
     }
     x->buffer += size;
@@ -115,7 +142,7 @@ static fc_code take_answers(fc_exchange *x, fc_error *err) {
     char text[FC_NET_MOST_TEXT + 1];
     for (;;) {
         fc_net_answer *a = &x->last;
-        if (!receive(x->answer, a, sizeof *a) || a->text > FC_NET_MOST_TEXT || !receive(x->answer, text, a->text)) {
+        if (!receive(x, a, sizeof *a) || a->text > FC_NET_MOST_TEXT || !receive(x, text, a->text)) {
             return fail_ended(x, err);
         }
         text[a->text] = '\0';
@@ -148,6 +175,7 @@ fc_code fc_exchange_ask(fc_exchange *x, int to, const fc_net_request *request, i
     const bool sent = send_request(to, request, descriptors, extra < 0 ? 1 : 2);
     close(ends[1]);
     x->answer = ends[0];
+    x->reads = request->kind <= FC_NET_READ;
     fc_code rc = sent ? take_answers(x, err) : fail_ended(x, err);
     close(ends[0]);
     return rc;

@@ -3,6 +3,7 @@
  */
 #include "read/threads.h"
 
+#include "fsdpckpt/progress.h"
 #include "read/tuning.h"
 
 #include <pthread.h>
@@ -44,13 +45,26 @@ int fc_files_per_worker(int threads) {
     return mine < 2 ? 1 : mine - 1 > FC_OPEN_FILES ? FC_OPEN_FILES : (int)(mine - 1);
 }
 
+typedef struct workers {
+    void *(*work)(void *context);
+    void *context;
+    const fc_progress *watched;
+} workers;
+
+static void *run_worker(void *context) {
+    const workers *w = context;
+    fc_progress_watch(w->watched);
+    return w->work(w->context);
+}
+
 void fc_threads_run(int count, void *(*work)(void *context), void *context) {
     pthread_t threads[FC_MOST_THREADS];
     int started = 0;
+    workers w = {work, context, fc_progress_watched()};
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are the caller's: the new threads inherit the mask */
-    while (started < count - 1 && pthread_create(&threads[started], NULL, work, context) == 0) {
+    while (started < count - 1 && pthread_create(&threads[started], NULL, run_worker, &w) == 0) {
         started++;
     }
     pthread_sigmask(SIG_SETMASK, &before, NULL);

@@ -15,6 +15,7 @@ typedef struct checkpoint_object {
     PyObject_HEAD native_opened opened; /* its checkpoint is NULL: closed */
     fc_chunk_lists *lists;              /* of the checkpoint */
     size_t users;                       /* calls that work without the interpreter lock */
+    bool remote;                        /* something of it may be on a server */
     bool closed;
 } checkpoint_object;
 
@@ -84,6 +85,31 @@ static fc_code open_values(const native_open_request *r, checkpoint_object *self
     return rc != FC_OK || self->lists ? rc : fc_no_memory(err, r->path);
 }
 
+/* What opens a checkpoint, or reads from one. */
+typedef struct reading {
+    checkpoint_object *self;
+    const native_open_request *open; /* NULL: it is open */
+    const fc_box_request *box;
+} reading;
+
+static fc_code read_work(void *context, fc_progress *progress, fc_error *err) {
+    const reading *r = context;
+    (void)progress;
+    return r->open ? open_values(r->open, r->self, err)
+                   : fc_read_box_listed(r->self->opened.checkpoint, r->self->lists, r->box, err);
+}
+
+/* Servers may be silent for minutes, so this thread answers Ctrl-C meanwhile. @return false with an exception set. */
+static bool run_reading(reading *r) {
+    if (r->self->remote) {
+        return native_run(read_work, r, Py_None);
+    }
+    fc_error err = {.code = FC_OK};
+    fc_code rc;
+    Py_BEGIN_ALLOW_THREADS rc = read_work(r, NULL, &err);
+    Py_END_ALLOW_THREADS return rc == FC_OK || native_raise(&err);
+}
+
 static int checkpoint_init(PyObject *object, PyObject *args, PyObject *keywords) {
     static char *names[] = {"path",       "headers_only", "follow_external", "schema", "tp_plan", "include",
                             "exclude",    "strip_prefix", "rename",          "recipe", "reverse", "config",
@@ -111,10 +137,8 @@ static int checkpoint_init(PyObject *object, PyObject *args, PyObject *keywords)
     bool ready = self->opened.arena || (PyErr_NoMemory(), false);
     ready = ready && r.path && keep_arguments(&r, self->opened.arena, include, exclude, rename, delta, rows);
     if (ready) {
-        fc_error err = {.code = FC_OK};
-        fc_code rc;
-        Py_BEGIN_ALLOW_THREADS rc = open_values(&r, self, &err);
-        Py_END_ALLOW_THREADS ready = rc == FC_OK || native_raise(&err);
+        self->remote = native_open_is_remote(&r);
+        ready = run_reading(&(reading){.self = self, .open = &r});
     }
     Py_XDECREF(config);
     Py_XDECREF(recipe);
@@ -317,12 +341,10 @@ static PyObject *checkpoint_read(PyObject *object, PyObject *args) {
     if (!read_request(self, args, dims, &r)) {
         return NULL;
     }
-    fc_error err = {.code = FC_OK};
-    fc_code rc;
     self->users++;
-    Py_BEGIN_ALLOW_THREADS rc = fc_read_box_listed(self->opened.checkpoint, self->lists, &r, &err);
-    Py_END_ALLOW_THREADS done_with(self);
-    return rc == FC_OK ? Py_NewRef(Py_None) : native_raise(&err);
+    const bool done = run_reading(&(reading){.self = self, .box = &r});
+    done_with(self);
+    return done ? Py_NewRef(Py_None) : NULL;
 }
 
 /* The boxes that read_many reads. */

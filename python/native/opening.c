@@ -84,3 +84,15 @@ fc_code native_open(const native_open_request *r, native_opened *out, fc_error *
     }
     return r->recipe ? apply_recipe(r, out, err) : FC_OK;
 }
+
+bool native_open_is_remote(const native_open_request *r) {
+    const char *const names[] = {r->path, r->schema, r->recipe, r->config, r->tp_plan};
+    bool is = false;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        is = is || (names[i] && strstr(names[i], "://"));
+    }
+    for (const char *const *d = r->delta; d && *d; d++) {
+        is = is || strstr(*d, "://");
+    }
+    return is;
+}

@@ -34,3 +34,6 @@ fc_code native_open(const native_open_request *r, native_opened *out, fc_error *
 /** Returns what is open in `object`, if it is of the type Checkpoint of `module`. @return NULL with an exception set.
  */
 const native_opened *native_opened_of(PyObject *module, PyObject *object);
+
+/** Whether something that is named may be on a server. */
+bool native_open_is_remote(const native_open_request *r);

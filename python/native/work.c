@@ -22,6 +22,7 @@ typedef struct job {
 
 static void *run_job(void *argument) {
     job *j = argument;
+    fc_progress_watch(&j->progress);
     j->rc = j->work(j->context, &j->progress, &j->err);
     pthread_mutex_lock(&j->lock);
     j->done = true;

@@ -164,6 +164,28 @@ class Servers(unittest.TestCase):
         self.assertEqual(results, [True])
         self.assertEqual(os.waitpid(child, 0)[1], 0)
 
+    def test_interrupted(self):
+        """Ctrl-C while a server is silent ends a call at once, whatever it does; the next call works."""
+        silent = threading.Event()
+        self.addCleanup(silent.set)
+        tensor = fsdpckpt.open(self.name)["a"]
+        name, large = self.server.name + "/m/second.safetensors", self.server.name + "/m/large.safetensors"
+        self.server.files["/m/second.safetensors"] = self.server.files["/m/large.safetensors"] = safetensors(made(1))
+        checkpoint = fsdpckpt.open(large)
+        self.server.answer = lambda handler: silent.wait(60) and False
+        for use in (tensor.numpy, lambda: tensor[3:400], lambda: fsdpckpt.open(name), lambda: fsdpckpt.load(large), lambda: checkpoint["a"].numpy(),
+                    lambda: fsdpckpt.consolidate(large, "never.safetensors", progress=None)):
+            timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+            began = time.monotonic()
+            timer.start()
+            with self.assertRaises(KeyboardInterrupt):
+                use()
+            self.assertLess(time.monotonic() - began, 10)
+        silent.set()
+        self.server.answer = None
+        self.assertTrue(equal(fsdpckpt.open(self.name), self.arrays))
+        self.assertTrue(equal(fsdpckpt.open(name), made(1)))
+
     def test_killed_while_it_is_asked(self):
         """The address of a host is asked of one who waits for it. If that one is killed, it is asked of another."""
         os.environ["RES_OPTIONS"] = "timeout:1 attempts:1"

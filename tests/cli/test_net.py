@@ -9,9 +9,11 @@ import os
 import random
 import re
 import shutil
+import signal
 import struct
 import subprocess
 import tempfile
+import threading
 import time
 import unittest
 
@@ -238,6 +240,29 @@ class Process(Net):
     def test_without_the_module(self):
         line = self.command("inspect", "https://localhost/model.safetensors", status=5, FSDPCKPT_MODULE_PATH=self.dir)
         self.assertIn("libfsdpckpt-net.so was not found", line)
+
+
+    def test_interrupted(self):
+        """Ctrl-C while a server is silent: the command ends at once, and leaves nothing."""
+        server = self.serve({"model.safetensors": file_of(3000)})
+        silent, asked = threading.Event(), threading.Event()
+        self.addCleanup(silent.set)
+
+        def answer(handler):
+            if not handler.headers["Range"].startswith("bytes=0-"):
+                asked.set()
+                silent.wait(60)
+
+        server.answer = answer
+        for jobs in ("1", "4"):
+            running = subprocess.Popen([BINARY, "consolidate", server.name + "/m/model.safetensors", "-o", "x.h5", "-j", jobs], cwd=self.dir,
+                                       env=dict(os.environ, SSL_CERT_FILE=self.certificate[0]), stderr=subprocess.PIPE, text=True)
+            self.assertTrue(asked.wait(30))
+            asked.clear()
+            running.send_signal(signal.SIGINT)
+            _, line = running.communicate(timeout=20)
+            self.assertEqual((running.returncode, line.count("interrupted"), line.count("\n")), (130, 1, 1), line)
+            self.assertEqual(self.listing(), [])
 
 
 class Requests(Net):

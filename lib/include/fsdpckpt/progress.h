@@ -70,4 +70,14 @@ void fc_progress_begin(fc_progress *progress, fc_phase phase, fc_counted unit, u
  * FC_EINTERRUPTED if the job must stop. */
 fc_code fc_progress_count(fc_progress *progress, uint64_t n, fc_error *err);
 
+/**
+ * From now on, what this thread and the workers that it starts wait for on servers is given up, with FC_EINTERRUPTED,
+ * when `progress` is cancelled. NULL: they wait to the end.
+ * @return the one before.
+ */
+const fc_progress *fc_progress_watch(const fc_progress *progress);
+
+/** The one that the calling thread watches; NULL: none. */
+const fc_progress *fc_progress_watched(void);
+
 FC_END_DECLS
