@@ -42,7 +42,7 @@ fc_code fc_remote_check(const char *name, fc_error *err) {
         return fc_fail(
             err, FC_EUSAGE,
             "%.*s...: a URL with a user, a query or a fragment is refused, because messages and reports would "
-            "show that part: leave it out",
+            "show that part: leave it out; what needs a signature in its URL is downloaded with another program first",
             (int)shown, name);
     }
     if (is_hub && (host_size == 0 || strcspn(second, "/@") == 0)) {

@@ -112,6 +112,43 @@ class Buckets(Net):
         server.answer = lambda handler: handler.plain(200, [], b"<html>") or True
         self.assertIn("list of files cannot be understood", self.command("inspect", name, status=3, **self.environment(server)))
 
+    def test_region(self):
+        """A server that names the bucket's region, in a header or in the page, is asked again, with a signature for it."""
+        files = folder_of(2, 3)
+        server, answer = self.bucket(files)
+        self.local(files)
+        page = b"<Error><Code>AuthorizationHeaderMalformed</Code><Region>%s</Region></Error>"
+        for status, header, says in ((301, REGION, b""), (307, REGION, b""), (400, REGION, b""), (400, None, REGION.encode()), (301, None, b"x.evil.com/"),
+                                     (301, "evil.com/", b""), (301, "us-west-2", b"")):
+            headers = [("x-amz-bucket-region", header)] if header else []
+            away = lambda handler: "/%s/" % REGION not in handler.headers["Authorization"] and (handler.plain(status, headers, page % says) or True)
+            server.answer = lambda handler: away(handler) or answer(handler)
+            arguments = ("diff", "s3://%s/%s" % (BUCKET, self.PREFIX), "local")
+            more = self.environment(server, AWS_REGION="us-east-1")
+            server.requests.clear()
+            if REGION in (header, says.decode()):
+                self.assertIn("equal", self.command(*arguments, **more))
+            else:
+                self.assertIn("the bucket is in another region: set AWS_REGION", self.command(*arguments, status=2, **more))
+                self.assertLessEqual(len(server.requests), 2)
+        self.assertEqual(answer.wrong, [])
+
+    def test_refusals(self):
+        """Why the server refuses access, and what can be done."""
+        server, _ = self.bucket({"model.safetensors": file_of(5)})
+        name, more = "s3://%s/%s" % (BUCKET, self.PREFIX), self.environment(server)
+        page = b"<?xml version='1.0'?><Error><Code>%s</Code><Message>hidden</Message></Error>"
+        for code, says in ((b"ExpiredToken", "(status 403, ExpiredToken); the key or the token has expired"), (b"RequestTimeTooSkewed", "set the clock"),
+                           (b"InvalidAccessKeyId", "refuses access (status 403, InvalidAccessKeyId)\n"), (b"a b", "(status 403)\n"), (b"x" * 99, "(status 403)\n"),
+                           (b"\x1b[1m", "(status 403)\n")):
+            server.answer = lambda handler, code=code: handler.plain(403, [], page % code) or True
+            for arguments in (("inspect", name), ("inspect", name + "/model.safetensors")):
+                line = self.command(*arguments, status=4, **more)
+                self.assertIn(says, line)
+                self.assertNotIn("hidden", line)
+        keyless = {"HOME": self.dir, "AWS_ENDPOINT_URL": server.name}
+        self.assertIn("no key is set in AWS_ACCESS_KEY_ID", self.command("inspect", name, status=4, **keyless))
+
     def test_what_is_set(self):
         """A newline would end a header, and a user in a URL would be sent; blanks at the ends do not matter."""
         server, answer = self.bucket({"model.safetensors": file_of(5)})

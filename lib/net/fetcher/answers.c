@@ -125,6 +125,31 @@ size_t answer_take_header(char *line, size_t size, size_t count, void *context) 
     return taken;
 }
 
+/* Copies the text of an element if it is a word. */
+static void take_word(const char *bytes, size_t size, const char *open, char *out, size_t room) {
+    const size_t tag = strlen(open);
+    const char *at = memmem(bytes, size, open, tag);
+    if (!at) {
+        return;
+    }
+    const char *end = bytes + size, *text = at + tag;
+    size_t n = 0;
+    while (text + n < end && (isalnum((unsigned char)text[n]) || text[n] == '-')) {
+        n++;
+    }
+    if (n < room && text + n < end && text[n] == '<') {
+        memcpy(out, text, n);
+        out[n] = '\0';
+    }
+}
+
+void answer_take_page(response *a, const char *bytes, size_t size) {
+    take_word(bytes, size, "<Code>", a->code, sizeof a->code);
+    if (!a->region[0]) {
+        take_word(bytes, size, "<Region>", a->region, sizeof a->region);
+    }
+}
+
 static bool is_same_version(const transfer *t) {
     const version *v = &t->object->version;
     const response *a = &t->answer;

@@ -130,6 +130,7 @@ typedef struct response {
     char location[MOST_URL];
     char next[MOST_URL]; /* of a list: the URL of the next page (Link) */
     char region[64];     /* of a bucket */
+    char code[64];       /* of an error of a bucket, such as ExpiredToken */
     bool checked;
 } response;
 
@@ -191,6 +192,7 @@ typedef struct transfer {
     unsigned char *body; /* what the server sent, except FOR_RANGE: `done` bytes */
     size_t capacity;
     int tries, redirects;
+    bool moved;      /* to the region that the server named */
     bool paused;     /* until what it sent has been taken */
     bool plain_http; /* the name has http://, so it may stay there */
     bool proxied;    /* the server is asked through the proxy */
@@ -201,6 +203,13 @@ typedef struct transfer {
     response answer;
     fc_error error; /* code FC_OK: none */
 } transfer;
+
+/* Where a bucket is, if its server said so. */
+typedef struct bucket_place {
+    struct bucket_place *next;
+    char *bucket; /* "s3://bucket" */
+    char region[64];
+} bucket_place;
 
 /* "host:port:addresses" */
 typedef struct host_line {
@@ -220,6 +229,7 @@ typedef struct fetcher {
     folder *folders;
     transfer *transfers;
     host_line *hosts;
+    bucket_place *places;
     outbox *outboxes;
     opened_file *files;
     size_t nfiles, capacity;
@@ -259,6 +269,10 @@ bool name_has_data(const char *name);
 bool name_url(const fetcher *f, const char *name, char url[MOST_URL]);
 /* Writes the URL of the bucket. @param key receives the rest of the name */
 bool name_bucket_url(const fetcher *f, const char *name, char url[MOST_URL], const char **key);
+/* @return the region of the bucket of a name */
+const char *name_region(const fetcher *f, const char *name);
+/* Keeps the region that a server said. @return false if it is none, or out of memory */
+bool name_region_keep(fetcher *f, const char *name, const char *region);
 /* Writes the URL of the files of a model on the hub, or of their list. @param path receives the rest of the name */
 bool name_hub_url(const fetcher *f, const char *name, bool list, char url[MOST_URL], const char **path);
 /* @return the length of the part of a name that is listed as one folder */
@@ -315,6 +329,8 @@ void folder_end(fetcher *f, folder *d, const fc_error *error);
 
 /* Asks for the list of a folder, from a mark of the last page on, or from its beginning. @return false: it cannot */
 bool list_ask(fetcher *f, folder *d, const char *mark);
+/* Writes the URL of the first page of the list of a bucket. @return false if it is too long */
+bool list_url(const fetcher *f, const folder *d, char url[MOST_URL]);
 /* Takes a page. @return false after setting `error` */
 bool list_take(fetcher *f, folder *d, transfer *t, fc_error *error);
 
@@ -408,10 +424,19 @@ void trust_read(fetcher *f);
 /* Makes a request trust them, and no others. @return false if it cannot */
 bool trust_set(const fetcher *f, CURL *easy);
 
+/* ---- refusals.c ---- */
+
+/* Asks again in the region that the server named. @return false if that is none, or was done before */
+bool transfer_move(fetcher *f, transfer *t);
+/* Ends a transfer with what the server says, and what can be done about it. */
+void transfer_refused(fetcher *f, transfer *t);
+
 /* ---- answers.c ---- */
 
 size_t answer_take_header(char *line, size_t size, size_t count, void *context);
 /* Checks the headers of an answer with a body. @return false after setting t->error */
 bool answer_check(transfer *t);
+/* Keeps what a page of a bucket says of an error: <Code>ExpiredToken</Code>, <Region>eu-north-1</Region>. */
+void answer_take_page(response *a, const char *bytes, size_t size);
 bool answer_is_busy(long status);
 bool answer_is_redirect(long status);

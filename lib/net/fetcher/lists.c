@@ -18,6 +18,10 @@ static bool bucket_url(const fetcher *f, const char *name, const char *mark, cha
            url_add(url, "list-type=2&prefix=") && (!*key || (url_add_value(url, key) && url_add_value(url, "/")));
 }
 
+bool list_url(const fetcher *f, const folder *d, char url[MOST_URL]) {
+    return bucket_url(f, d->name, "", url);
+}
+
 bool list_ask(fetcher *f, folder *d, const char *mark) {
     char url[MOST_URL] = "";
     const char *path = "", *first = f->setup.hub;

@@ -4,6 +4,7 @@
 #include "net/fetcher/fetcher.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum { SCHEME = 5 /* of s3://, gs:// and hf:// */, MOST_BUCKET = 256 };
@@ -79,6 +80,38 @@ bool url_add_value(char url[MOST_URL], const char *text) {
     return add_encoded(url, text, strlen(text), is_unreserved, false);
 }
 
+/* @return the length of "s3://bucket" */
+static size_t bucket_size(const char *name) {
+    return SCHEME + strcspn(name + SCHEME, "/");
+}
+
+const char *name_region(const fetcher *f, const char *name) {
+    const size_t n = bucket_size(name);
+    for (const bucket_place *p = f->places; p; p = p->next) {
+        if (strncmp(p->bucket, name, n) == 0 && p->bucket[n] == '\0') {
+            return p->region;
+        }
+    }
+    return name_provider(name) == PROVIDER_GS ? "auto" : f->setup.region;
+}
+
+bool name_region_keep(fetcher *f, const char *name, const char *region) {
+    const size_t n = strlen(region);
+    bucket_place *p = calloc(1, sizeof *p);
+    char *bucket = strndup(name, bucket_size(name));
+    /* It becomes a part of the name of a host. */
+    if (!p || !bucket || n == 0 || n >= sizeof p->region ||
+        strspn(region, "abcdefghijklmnopqrstuvwxyz0123456789-") != n) {
+        free(p);
+        free(bucket);
+        return false;
+    }
+    *p = (bucket_place){.next = f->places, .bucket = bucket};
+    memcpy(p->region, region, n + 1);
+    f->places = p; /* before what was known */
+    return true;
+}
+
 bool name_bucket_url(const fetcher *f, const char *name, char url[MOST_URL], const char **key) {
     char bucket[MOST_BUCKET];
     const char *at = name + SCHEME, *slash = strchr(at, '/');
@@ -95,11 +128,11 @@ bool name_bucket_url(const fetcher *f, const char *name, char url[MOST_URL], con
         return url_add(url, endpoint) && url_add(url, "/") && url_add_value(url, bucket);
     }
     if (strchr(bucket, '.')) { /* certificates are for names without further dots */
-        return url_add(url, "https://s3.") && url_add(url, f->setup.region) && url_add(url, ".amazonaws.com/") &&
+        return url_add(url, "https://s3.") && url_add(url, name_region(f, name)) && url_add(url, ".amazonaws.com/") &&
                url_add_value(url, bucket);
     }
     return url_add(url, "https://") && url_add_value(url, bucket) && url_add(url, ".s3.") &&
-           url_add(url, f->setup.region) && url_add(url, ".amazonaws.com");
+           url_add(url, name_region(f, name)) && url_add(url, ".amazonaws.com");
 }
 
 bool name_hub_url(const fetcher *f, const char *name, bool list, char url[MOST_URL], const char **path) {

@@ -119,6 +119,9 @@ static size_t take_body(char *bytes, size_t size, size_t count, void *context) {
     }
     if (t->answer.status != 200 && t->answer.status != 206) {
         t->answer.bytes += n; /* a page for people */
+        if (transfer_is_of_bucket(t)) {
+            answer_take_page(&t->answer, bytes, n);
+        }
         return t->answer.bytes < MOST_ERROR_BODY + MOST_HEADER_BYTES ? n : 0;
     }
     if (!answer_check(t)) {
@@ -238,8 +241,7 @@ static bool set_options(const fetcher *f, transfer *t) {
     }
     if (transfer_is_of_bucket(t) && f->setup.key[0]) {
         char text[sizeof f->setup.region + 32];
-        const bool google = name_provider(transfer_name(t)) == PROVIDER_GS;
-        snprintf(text, sizeof text, "aws:amz:%s:s3", google ? "auto" : f->setup.region);
+        snprintf(text, sizeof text, "aws:amz:%s:s3", name_region(f, transfer_name(t)));
         rc |= curl_easy_setopt(e, CURLOPT_AWS_SIGV4, text);
         rc |= curl_easy_setopt(e, CURLOPT_USERNAME, f->setup.key);
         rc |= curl_easy_setopt(e, CURLOPT_PASSWORD, f->setup.secret);

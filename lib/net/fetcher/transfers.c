@@ -388,6 +388,9 @@ static bool go_back(fetcher *f, transfer *t) {
 static void judge_status(fetcher *f, transfer *t, int64_t server_asks_ms) {
     const long status = t->answer.status;
     char text[128];
+    if (!t->out && transfer_is_of_bucket(t) && (answer_is_redirect(status) || status == 400) && transfer_move(f, t)) {
+        return;
+    }
     if (answer_is_redirect(status) && transfer_is_of_bucket(t)) {
         snprintf(text, sizeof text, "the bucket is in another region: set AWS_REGION to %s",
                  t->answer.region[0] ? t->answer.region : "it");
@@ -417,11 +420,7 @@ static void judge_status(fetcher *f, transfer *t, int64_t server_asks_ms) {
             transfer_fail(f, t, FC_ECORRUPT, "was removed while it was read");
         }
     } else {
-        const bool refused = status == 401 || status == 403, hub = name_provider(transfer_name(t)) == PROVIDER_HUB;
-        snprintf(text, sizeof text, "%s (status %ld)%s",
-                 refused ? "the server refuses access" : "the server cannot answer", status,
-                 refused && hub && !f->setup.hub_token[0] ? "; HF_TOKEN gives access" : "");
-        transfer_fail(f, t, FC_EIO, text);
+        transfer_refused(f, t);
     }
 }
 
