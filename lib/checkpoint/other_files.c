@@ -25,6 +25,13 @@ bool fc_holds_data(const char *name) {
     return found && name[0] != '.';
 }
 
+/* Whether it is the file of a rank without data. On a server, each would be asked for, so all count as files with data.
+ */
+static bool is_empty(const fc_dir *dir, const char *name) {
+    struct stat st;
+    return dir->dir && fstatat(dirfd(dir->dir), name, &st, 0) == 0 && st.st_size == 0;
+}
+
 /* Counts the files with data that the checkpoint does not list. `first`: the first in order of names, so that the note
  * does not depend on the file system. */
 static fc_code count_unknown(const char *directory, const fc_name_table *known, char first[NAME_MAX + 1], size_t *count,
@@ -33,10 +40,8 @@ static fc_code count_unknown(const char *directory, const fc_name_table *known, 
     fc_code rc;
     FC_TRY_GOTO(fc_dir_open(&dir, directory, err), rc, out);
     for (const char *name; (name = fc_dir_next(&dir)) != NULL;) {
-        struct stat st;
         if (!fc_holds_data(name) || fc_name_table_find(known, name, strlen(name)) != FC_NO_NAME ||
-            (fstatat(dirfd(dir.dir), name, &st, 0) == 0 &&
-             st.st_size == 0)) { /* an empty file of a rank without data */
+            is_empty(&dir, name)) {
             continue;
         }
         if ((*count)++ == 0 || strcmp(name, first) < 0) {

@@ -112,6 +112,17 @@ class Buckets(Net):
         server.answer = lambda handler: handler.plain(200, [], b"<html>") or True
         self.assertIn("list of files cannot be understood", self.command("inspect", name, status=3, **self.environment(server)))
 
+    def test_other_files(self):
+        """Files next to the checkpoint are told of as those in a folder here."""
+        files = dict(folder_of(2, 3), **{"training_args.bin": b"x", "optimizer.pt": b"y", "notes.txt": b"z"})
+        self.local(files)
+        name = "s3://%s/%s" % (BUCKET, self.PREFIX)
+        server, _ = self.bucket(files)
+        for command in ("inspect", "check", "verify"):
+            there = self.command(command, name, **self.environment(server)).replace(name, "local")
+            self.assertEqual(there, self.command(command, "local"))
+        self.assertIn("2 files in the same directory are not part of the checkpoint", self.command("inspect", name, **self.environment(server)))
+
     def test_region(self):
         """A server that names the bucket's region, in a header or in the page, is asked again, with a signature for it."""
         files = folder_of(2, 3)
