@@ -118,8 +118,8 @@ static fc_code not_found(const fc_module_file *file, const search_path *p, fc_er
     }
     if (!file->is_built) {
         return fc_fail(err, FC_EUNSUPPORTED,
-                       "%s: this build does not contain it: install %s, then configure and build fsdpckpt again",
-                       file->name, file->library);
+                       "%s: this build does not contain it: %s%sinstall %s, then configure and build fsdpckpt again",
+                       file->name, file->instead ? file->instead : "", file->instead ? ", or " : "", file->library);
     }
     return fc_fail(
         err, FC_EUNSUPPORTED,

@@ -14,6 +14,7 @@ typedef struct fc_module_file {
     const char *stem;    /**< of the file libfsdpckpt-<stem>.so: "comm-mpi" */
     bool is_built;       /**< whether this build contains it */
     const char *library; /**< what a build needs to contain it */
+    const char *instead; /**< what a user can do without it, such as "download the files first"; NULL: nothing */
     const char *symbol;  /**< of the table that it exports */
     /** Returns whether a table belongs to this build. */
     bool (*fits)(const struct fc_module_file *file, const void *table);

@@ -60,6 +60,7 @@ static fc_code load(const fc_net_module **out, fc_error *err) {
                                         .stem = "net",
                                         .is_built = FSDPCKPT_HAVE_CURL,
                                         .library = "libcurl (Debian: libcurl4-openssl-dev)",
+                                        .instead = "download the files first",
                                         .symbol = FC_NET_SYMBOL_NAME,
                                         .fits = fits};
     const void *table = NULL;

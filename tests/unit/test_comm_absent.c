@@ -1,8 +1,9 @@
 /*
- * A build without MPI, CUDA and NCCL: the error says what to install. The test has a copy of lib/comm/module.c that was
- * compiled for such a build.
+ * A build without MPI, CUDA, NCCL and libcurl: the error says what to install. The test has copies of lib/comm/module.c
+ * and lib/net/start.c that were compiled for such a build.
  */
 #include "fsdpckpt/gather/device_comm.h"
+#include "net/start.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -31,7 +32,17 @@ static void errors_name_what_to_install(void **state) {
     assert_says(&err, "nccl", "CUDA and NCCL");
 }
 
+/* The wheel is such a build. Its users have no build of their own. */
+static void without_libcurl_files_can_be_downloaded(void **state) {
+    fc_fetcher fetcher;
+    fc_error err;
+    (void)state;
+    assert_int_equal(fc_fetcher_get(&fetcher, &err), FC_EUNSUPPORTED);
+    assert_non_null(strstr(err.message, "does not contain it: download the files first, or install libcurl"));
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(errors_name_what_to_install)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(errors_name_what_to_install),
+                                       cmocka_unit_test(without_libcurl_files_can_be_downloaded)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
