@@ -7,7 +7,7 @@ started="$0${*:+ $*}"
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export PYTHONDONTWRITEBYTECODE=1
 
-BUILD_PACKAGES="build-essential cmake git libbz2-dev libcurl4-openssl-dev libhdf5-dev libisal-dev libjansson-dev libseccomp-dev libxxhash-dev libzstd-dev ninja-build
+BUILD_PACKAGES="build-essential cmake git libbz2-dev libcurl4-openssl-dev libhdf5-dev libisal-dev libjansson-dev libseccomp-dev libssl-dev libxxhash-dev libzstd-dev ninja-build
     pkg-config python3 python3-dev zlib1g-dev libcmocka-dev hdf5-tools libopenmpi-dev openmpi-bin"
 TEST_PACKAGES="clang clang-format clang-tidy libclang-rt-14-dev"
 RELEASE_PACKAGES="abigail-tools buildah debhelper lintian" # with buildah or podman

@@ -127,6 +127,9 @@ void fc_staged_free(fc_staged_target *target) {
 /* ---- its files, by name ---- */
 
 static fc_staged_file *find_in(const fc_staged_target *target, const char *path) {
+    if (target->newest && strcmp(target->newest->path, path) == 0) {
+        return target->newest;
+    }
     fc_staged_file *file = target->files;
     while (file && strcmp(file->path, path) != 0) {
         file = file->next;
@@ -173,7 +176,7 @@ static fc_staged_file *create_file(fc_staged_target *target, const char *path) {
     while (*at) {
         at = &(*at)->next;
     }
-    *at = file;
+    *at = target->newest = file;
     pthread_mutex_unlock(&all.lock);
     return file;
 }

@@ -49,7 +49,7 @@ struct fc_staged_target {
     fc_staged_target *next;
     char *path; /* with FC_STAGED */
     bool is_folder;
-    pthread_mutex_t lock;   /* guards the states of parts */
-    pthread_cond_t changed; /* some part is, or is not, open or first */
-    fc_staged_file *files;
+    pthread_mutex_t lock;           /* guards the states of parts */
+    pthread_cond_t changed;         /* some part is, or is not, open or first */
+    fc_staged_file *files, *newest; /* the last one is the one that is asked for most */
 };

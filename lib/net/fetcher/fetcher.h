@@ -396,8 +396,6 @@ void transfers_go_on(fetcher *f, int socket);
 /* @return milliseconds until the next one may start */
 int transfers_pause(const fetcher *f);
 void transfers_host_known(fetcher *f, const char *line);
-/* Whether "host:port:addresses" has some. */
-bool host_has_address(const char *line);
 
 /* The name for messages. */
 const char *transfer_name(const transfer *t);
@@ -423,6 +421,22 @@ bool proxy_set(const fetcher *f, const transfer *t);
 void trust_read(fetcher *f);
 /* Makes a request trust them, and no others. @return false if it cannot */
 bool trust_set(const fetcher *f, CURL *easy);
+
+/* ---- hosts.c ---- */
+
+enum { ASK_AGAIN_MS = 1000 };
+
+/* Writes "host:port" of the URL. @return what is wrong with the URL; NULL: nothing */
+const char *host_find(const transfer *t, char *where, size_t size);
+/* Writes "host:port" of what is connected to: the server, or the proxy. @return false after failing */
+bool host_find_peer(fetcher *f, transfer *t, const char *where, char *peer, size_t size);
+/* @return "host:port:addresses", "" if it has no address, NULL if that must be asked for */
+const char *host_known(const fetcher *f, const char *where);
+void host_ask(fetcher *f, transfer *t, const char *where);
+/* Whether who was asked has gone without an answer: its process was killed. */
+bool host_is_asked_in_vain(const transfer *t);
+/* Whether "host:port:addresses" has some. */
+bool host_has_address(const char *line);
 
 /* ---- refusals.c ---- */
 

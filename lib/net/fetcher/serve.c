@@ -55,7 +55,7 @@ static void close_file(fetcher *f, opened_file *file) {
 
 /* Who asked has ended. Nothing is done any more, except that its uploads are aborted. */
 static void prepare_to_leave(fetcher *f) {
-    for (size_t i = 0; i < f->nfiles; i++) {
+    for (size_t i = 0; f->files && i < f->nfiles; i++) {
         close_file(f, &f->files[i]);
     }
     f->leaves = fetcher_now() + LEAVE_MS;

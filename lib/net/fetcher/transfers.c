@@ -15,7 +15,6 @@
 enum {
     FIRST_PAUSE_MS = 500, /* doubled at each repetition */
     MOST_PAUSE_MS = 60000,
-    ASK_AGAIN_MS = 1000,
 };
 
 const char *transfer_name(const transfer *t) {
@@ -110,122 +109,17 @@ void transfer_fail(fetcher *f, transfer *t, fc_code code, const char *what) {
 
 /* ---- starts ---- */
 
-/* A name such as 127.example.com is no address. */
-static bool is_loopback(const char *host) {
-    struct in_addr address;
-    return strcmp(host, "localhost") == 0 || strcmp(host, "[::1]") == 0 ||
-           (inet_pton(AF_INET, host, &address) == 1 && ntohl(address.s_addr) >> 24 == 127);
-}
-
-/* Writes "host:port" of the URL. @return what is wrong with the URL; NULL: nothing */
-static const char *find_host(const transfer *t, char *where, size_t size) {
-    char *scheme = NULL, *host = NULL, *port = NULL;
-    const char *wrong = "its URL cannot be understood";
-    CURLU *url = curl_url();
-    if (url && curl_url_set(url, CURLUPART_URL, t->url, CURLU_DISALLOW_USER) == CURLUE_OK &&
-        curl_url_get(url, CURLUPART_SCHEME, &scheme, 0) == CURLUE_OK &&
-        curl_url_get(url, CURLUPART_HOST, &host, 0) == CURLUE_OK &&
-        curl_url_get(url, CURLUPART_PORT, &port, CURLU_DEFAULT_PORT) == CURLUE_OK) {
-        const bool https = strcmp(scheme, "https") == 0, http = strcmp(scheme, "http") == 0;
-        snprintf(where, size, "%s:%s", host, port);
-        wrong = https                                        ? NULL
-                : http && t->plain_http && is_loopback(host) ? NULL
-                : http && t->plain_http && t->redirects == 0
-                    ? "http:// is only for servers on this machine, because others on the network could change the "
-                      "data: use https://"
-                    : "the server redirects to another scheme than https";
-    }
-    curl_free(scheme);
-    curl_free(host);
-    curl_free(port);
-    curl_url_cleanup(url);
-    return wrong;
-}
-
-/* @return the socket of one who waits for the transfer and can be asked for an address, from 0 on; -1: no more */
-static int asker(const transfer *t, size_t index) {
-    const waiter *lists[] = {t->object ? t->object->waiters : NULL, t->folder ? t->folder->waiters : NULL};
-    const int own = t->out && t->out->clearing ? t->out->clearing->answer : t->reply;
-    if (own >= 0) {
-        return index == 0 ? own : -1;
-    }
-    for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) {
-        for (const waiter *w = lists[i]; w; w = w->next) {
-            if (index-- == 0) {
-                return w->answer;
-            }
-        }
-    }
-    return -1;
-}
-
-static void ask_for_host(fetcher *f, transfer *t, const char *where) {
-    const uint32_t n = (uint32_t)strlen(where);
-    int socket;
-    for (size_t i = 0; t->progress != NEEDS_HOST && (socket = asker(t, i)) >= 0; i++) {
-        if (fetcher_send(f, socket, (fc_net_answer){.kind = FC_NET_WHERE, .text = n}, where, n)) {
-            t->progress = NEEDS_HOST;
-            t->asked = socket;
-            t->wake = fetcher_now() + ASK_AGAIN_MS;
-        }
-    }
-}
-
-/* Whether who was asked has gone without an answer: its process was killed. */
-static bool is_asked_in_vain(const transfer *t) {
-    char unused;
-    int socket;
-    for (size_t i = 0; (socket = asker(t, i)) >= 0; i++) {
-        if (socket == t->asked) {
-            return recv(socket, &unused, 1, MSG_PEEK | MSG_DONTWAIT) == 0;
-        }
-    }
-    return true;
-}
-
-static const char *known_host(const fetcher *f, const char *where) {
-    const size_t n = strlen(where);
-    for (const host_line *h = f->hosts; h; h = h->next) {
-        if (strncmp(h->line, where, n) == 0 && (h->line[n] == ':' || h->line[n] == '\0')) {
-            return h->line + (h->line[n] == '\0' ? n : 0);
-        }
-    }
-    return NULL;
-}
-
-bool host_has_address(const char *line) {
-    const char *end = strchr(line, ']'); /* of an IPv6 address as host */
-    const char *port = strchr(end ? end : line, ':');
-    return port && strchr(port + 1, ':');
-}
-
-/* Writes "host:port" of what is connected to: the server, or the proxy. @return false after failing */
-static bool find_peer(fetcher *f, transfer *t, const char *where, char *peer, size_t size) {
-    const fc_net_setup *s = &f->setup;
-    t->proxied = strncmp(t->url, "https:", 6) == 0 && proxy_is_used(f, where);
-    snprintf(peer, size, "%s", where);
-    if (t->proxied && s->wrong_proxy[0]) {
-        transfer_fail(f, t, s->proxy_unsupported ? FC_EUNSUPPORTED : FC_EUSAGE, s->wrong_proxy);
-        return false;
-    }
-    if (t->proxied && !proxy_where(f, peer, size)) {
-        transfer_fail(f, t, FC_EUSAGE, "the URL of the proxy (https_proxy) cannot be understood");
-        return false;
-    }
-    return true;
-}
-
 static void start(fetcher *f, transfer *t) {
     char where[512], peer[512];
-    const char *wrong = find_host(t, where, sizeof where);
+    const char *wrong = host_find(t, where, sizeof where);
     if (wrong) {
         transfer_fail(f, t, FC_EUSAGE, wrong);
         return;
     }
-    if (!find_peer(f, t, where, peer, sizeof peer)) {
+    if (!host_find_peer(f, t, where, peer, sizeof peer)) {
         return;
     }
-    const char *line = known_host(f, peer);
+    const char *line = host_known(f, peer);
     if (line && !*line) {
         transfer_fail(f, t, FC_EIO,
                       t->proxied ? "no address was found for the proxy: check https_proxy and the network"
@@ -233,7 +127,7 @@ static void start(fetcher *f, transfer *t) {
         return;
     }
     if (!line) {
-        ask_for_host(f, t, peer);
+        host_ask(f, t, peer);
         return;
     }
     curl_slist_free_all(t->resolve);
@@ -267,7 +161,7 @@ void transfers_start(fetcher *f) {
         again = false;
         for (transfer *t = f->transfers; t && !again; t = t->next) {
             if (t->progress == NEEDS_HOST && t->wake <= now) {
-                t->progress = is_asked_in_vain(t) ? WAITS : NEEDS_HOST;
+                t->progress = host_is_asked_in_vain(t) ? WAITS : NEEDS_HOST;
                 t->wake = t->progress == WAITS ? now : now + ASK_AGAIN_MS;
             }
             if (t->progress == WAITS && t->wake <= now) {
@@ -290,27 +184,6 @@ int transfers_pause(const fetcher *f) {
     return least > 0 ? (int)least : 0;
 }
 
-void transfers_host_known(fetcher *f, const char *line) {
-    host_line *h = calloc(1, sizeof *h);
-    char *copy = strdup(line);
-    if (!h || !copy) {
-        free(h);
-        free(copy);
-        return;
-    }
-    *h = (host_line){f->hosts, copy};
-    f->hosts = h;
-    for (transfer *t = f->transfers; t; t = t->next) {
-        if (t->progress == NEEDS_HOST) {
-            t->progress = WAITS;
-            t->wake = 0;
-        }
-    }
-}
-
-/* ---- what came of them ---- */
-
-/* Waits, longer each time, and not as long as others that began to wait at the same time. */
 void transfer_repeat(fetcher *f, transfer *t, int64_t server_asks_ms, const char *why) {
     const int most = t->purpose == FOR_ABORT ? MOST_ABORTS : MOST_TRIES;
     if (++t->tries >= most) {
