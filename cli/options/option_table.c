@@ -23,7 +23,8 @@ const option_row option_table[OPT_COUNT] = {
                     .kind = KIND_TEXT,
                     .arg = "DST",
                     .offset = FIELD(output),
-                    .help = "write the new checkpoint to DST, which must not exist unless --force is given"},
+                    .help = "write the new checkpoint to DST, which must not exist unless --force is given; s3:// and "
+                            "gs:// name one in a bucket"},
     [OPT_TO] = {.name = "to",
                 .kind = KIND_TEXT,
                 .arg = "FORMAT",

@@ -53,20 +53,17 @@ static void commit_free(fc_commit *commit) {
     }
 }
 
-/* What a target in a bucket cannot be. */
 static fc_code check_remote(const fc_commit *commit, fc_error *err) {
-    const char *what = commit->how.resumable     ? "a conversion that can be resumed"
-                       : commit->how.keep_others ? "a checkpoint of several processes"
-                                                 : NULL;
     FC_TRY(fc_staged_check(commit->target, err));
     if (fc_remote_is_root(commit->target) && !commit->how.is_directory) {
         return fc_fail(err, FC_EUSAGE, "%s: is a bucket, and the target is one file: name a file in it",
                        commit->target);
     }
-    return !what
-               ? FC_OK
-               : fc_fail(err, FC_EUNSUPPORTED, "%s: %s cannot be in a bucket: write it on this machine, and upload it",
-                         commit->target, what);
+    return commit->how.resumable ? fc_fail(err, FC_EUNSUPPORTED,
+                                           "%s: a conversion that can be resumed cannot be in a bucket: write it on "
+                                           "this machine, and upload it",
+                                           commit->target)
+                                 : FC_OK;
 }
 
 /* Fills `target` and `parent`. */

@@ -14,6 +14,7 @@
 #include "io/sync.h"
 
 #include "fsdpckpt/try.h"
+#include "io/staged_objects.h"
 #include "io/directory.h"
 #include "io/file.h"
 
@@ -26,6 +27,9 @@
 #include <unistd.h>
 
 fc_code fc_sync_path(int parent, const char *name, const char *shown, fc_error *err) {
+    if (fc_is_staged(name)) {
+        return FC_OK; /* in memory */
+    }
     int fd = openat(parent, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
     if (fd < 0) {
         return fc_fail_errno(err, errno, "%s: cannot be opened to sync it", shown);

@@ -180,7 +180,7 @@ class HDF5Writer(StorageWriter):
                 f"{path}: the chunks of {', '.join(sorted(split))} are not the shards of a mesh: each is stored as a tensor "
                 "of its own; HDF5Reader joins them, the commands do not"
             )
-        _make_parents(path)
+        _make_parents(path, len(plans))
         self._staging = _native.Staging(path, self._format, force=self.force, bytes=held.bytes)
         weakref.finalize(self, self._staging.abort)
         job = Job(path, self._staging.path(), self._format, mesh, held.values, layout, self._trust_objects)
@@ -244,8 +244,12 @@ class HDF5Writer(StorageWriter):
         self._begin()
 
 
-def _make_parents(path: str) -> None:
-    """Makes the directories above a checkpoint, as FileSystemWriter does."""
+def _make_parents(path: str, ranks: int) -> None:
+    """Makes the directories above a checkpoint, as FileSystemWriter does. Buckets have none."""
+    if path.startswith(("s3://", "gs://")) and ranks > 1:
+        raise UsageError(f"{path}: {ranks} ranks cannot write to a bucket together: save to a directory, and reshard that to the bucket")
+    if path.startswith(("s3://", "gs://")):
+        return
     if "://" in path:
         raise UsageError(f"{path}: is the address of a remote storage: name a directory of a file system")
     parent = os.path.dirname(path.rstrip("/"))

@@ -21,6 +21,7 @@ import fsdpckpt
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "tests" / "cli"))
 import net_server
+import s3_server
 
 if not (Path(fsdpckpt.__file__).parent / "fsdpckpt" / "libfsdpckpt-net.so").exists():
     harness.skip("the build has no libcurl")
@@ -56,6 +57,31 @@ def equal_in_child(checkpoint, start):
 def die_in_child(checkpoint):
     checkpoint["a"].numpy()
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+WRITES = """
+import fsdpckpt, numpy as np
+arrays = {"w": np.arange(2_000_000, dtype="f4"), "v": np.ones((3, 5), "f2")}
+names = ["s3://models/a.safetensors", "s3://models/b.pt", "s3://models/c.h5"]
+fsdpckpt.save(arrays, names[0])
+fsdpckpt.consolidate(names[0], names[1])
+fsdpckpt.save(arrays, names[2])
+try:
+    import torch.distributed.checkpoint as dcp, torch
+except ImportError:
+    dcp = None
+if dcp:
+    from fsdpckpt.torch import HDF5Reader, HDF5Writer
+    names.append("s3://models/d")
+    state = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
+    dcp.save(state, storage_writer=HDF5Writer(names[-1]), no_dist=True)
+    loaded = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
+    dcp.load(loaded, storage_reader=HDF5Reader(names[-1]), no_dist=True)
+    assert all(torch.equal(loaded[name], state[name]) for name in state)
+for name in names:
+    with fsdpckpt.open(name) as checkpoint:
+        assert all(checkpoint[key].numpy().tobytes() == array.tobytes() for key, array in arrays.items()), name
+"""
 
 
 class Servers(unittest.TestCase):
@@ -102,6 +128,19 @@ class Servers(unittest.TestCase):
             with self.assertRaises(fsdpckpt.Error) as caught:
                 use()
             self.assertIn(text, str(caught.exception))
+
+    def test_buckets(self):
+        """A process of its own, because the fetcher reads the variables once."""
+        bucket = s3_server.S3({})
+        server = net_server.start(bucket.files, None, bucket)
+        self.addCleanup(server.server_close)
+        self.addCleanup(server.shutdown)
+        variables = {"AWS_ENDPOINT_URL": server.name, "AWS_ACCESS_KEY_ID": s3_server.KEY, "AWS_SECRET_ACCESS_KEY": s3_server.SECRET,
+                     "AWS_SESSION_TOKEN": s3_server.TOKEN, "AWS_REGION": s3_server.REGION}
+        subprocess.run([sys.executable, "-c", WRITES], env={**os.environ, **variables}, check=True, timeout=600)
+        names = {"a.safetensors", "b.pt", "c.h5"}
+        self.assertEqual({key for key in bucket.objects if not key.startswith("d/")}, names)
+        self.assertEqual((bucket.uploads, bucket.wrong), ({}, []))
 
     def test_threads(self):
         results = []

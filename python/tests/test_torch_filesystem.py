@@ -102,8 +102,8 @@ class OneProcess(unittest.TestCase):
             self.assertIn("file", str(caught.exception))
             self.assertEqual(os.listdir(), ["file"])
         with self.assertRaises(BaseException) as caught:
-            STORAGES[1].save({"w": torch.ones(1)}, "s3://bucket/step-1")
-        self.assertIn("s3://bucket/step-1: is the address of a remote storage", str(caught.exception))
+            STORAGES[1].save({"w": torch.ones(1)}, "abfs://bucket/step-1")
+        self.assertIn("abfs://bucket/step-1: is the address of a remote storage", str(caught.exception))
         self.assertEqual(os.listdir(), ["file"])
 
     def test_states_without_values(self):

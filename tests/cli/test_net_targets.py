@@ -136,6 +136,11 @@ class Same(Targets):
         self.assertEqual(self.objects(), self.local("consolidate", os.path.join(self.dir, "large.safetensors"), "--to", "dcp"))
         self.command("diff", "--data", "s3://%s/in" % BUCKET, TARGET)
 
+    def test_empty_bucket(self):
+        source = self.large(1)
+        self.command("consolidate", source, "--to", "dcp", "-o", "s3://" + BUCKET, "-q")
+        self.assertEqual({"/" + name: what for name, what in self.objects("").items()}, self.local("consolidate", source, "--to", "dcp"))
+
     def test_side_files(self):
         folder = os.path.join(self.dir, "model")
         os.mkdir(folder)

@@ -240,6 +240,12 @@ bool name_is_refused(const fetcher *f, const char *name, fc_error *error) {
     return *wrong ? fc_fail(error, FC_EUSAGE, "%s: %s", name, wrong) != FC_OK : f->failed.code != FC_OK;
 }
 
+/* Whether the name is that of a bucket, which is never an object. */
+static bool is_bucket(const char *name) {
+    const provider p = name_provider(name);
+    return (p == PROVIDER_S3 || p == PROVIDER_GS) && !strchr(strstr(name, "://") + 3, '/');
+}
+
 void object_request(fetcher *f, fc_net_request_kind kind, const char *name, int answer, int socket) {
     const char *rest = "";
     folder *d = folder_of(f, name, &rest);
@@ -251,6 +257,9 @@ void object_request(fetcher *f, fc_net_request_kind kind, const char *name, int 
         wait_for(f, &d->waiters, kind, name, answer, socket);
     } else if (d && d->state != STATE_MISSING && request_in_folder(f, d, name, rest, kind, answer, socket)) {
         return;
+    } else if (d && is_bucket(name)) { /* it is empty */
+        send_missing(f, answer);
+        close_both(f, answer, socket);
     } else if (d || kind == FC_NET_OPEN || name_is_file(name)) {
         request_object(f, kind, name, answer, socket);
     } else if ((d = folder_get(f, name, name_root(name))) != NULL) {
