@@ -5,7 +5,7 @@ remote.py FSDPCKPT [--dir DIR] [--size 2G] [--rounds 5] [--connections 16] [--on
 nginx on loopback serves a model in eight safetensors files, by http and by https, with no delay, with 20 ms before each answer (it needs
 libnginx-mod-http-lua), and with 20 ms and at most 20 MB a second for each connection, as object stores have. Every round runs every command
 once; the bytes are in the page cache of the server. `consolidate` writes one file. The downloads write the eight files, or parts of
-them, and `then converted` adds a `consolidate` of the files on the disk. Our times include all fsyncs, and those of the others `sync -f`.
+them, and `then converted` adds a `consolidate` of the files on the disk. Our times include all fsyncs, those of the others a `sync -f`.
 
 The result of each round of ours is compared with that of the files on the disk. Processor seconds are those of all processes of a
 command, without the server's; on a busy machine, only these can be compared. --peers: other builds of fsdpckpt, to compare with.
@@ -91,7 +91,7 @@ class Server:
         with open(configuration, "w") as f:
             f.write(CONFIGURATION.format(modules="\n".join(modules), home=self.home, port=port, secure=port + 1, locations="\n".join(locations),
                                          http2=" http2" if http2 else ""))
-        # A server in the foreground, as whoever measures: it needs no rights, and ends with us.
+        # The server runs in the foreground as the same user: it needs no privileges, and ends with us.
         self.process = subprocess.Popen(["nginx", "-c", configuration, "-e", f"{self.home}/error.log", "-g", "daemon off;"])
         self.urls = {(scheme, name): f"{scheme}://localhost:{port + (scheme == 'https')}/{i}/" for scheme in ("http", "https")
                      for i, name in enumerate(self.settings)}
@@ -159,7 +159,7 @@ def peer_requests(url, certificate, model, out, connections):
 
 
 def timed(argv, processes, sync, home):
-    """@return seconds of the clock, those of the processor, also of the process that talks to servers, and the most MiB of a process."""
+    """@return wall seconds, processor seconds (with those of the fetcher), and the peak memory of a process in MiB."""
     start, processor, most = time.perf_counter(), 0, 0
     p = subprocess.Popen(argv)
     seconds = 0

@@ -109,7 +109,7 @@ static fc_code pickle_tensor(const dcp_writer *w, const fc_dcp_item *item, archi
 /*
  * Lays out the archive of an item.
  * @param a the archive of the item before, or zeros.
- * @param verbatim receives whether it has none, because the engine copies its bytes.
+ * @param verbatim receives whether the item has no archive, because the engine copies its bytes.
  * @param data receives the place of a tensor's data; 0 for an object.
  */
 static fc_code lay_out(const dcp_writer *w, const fc_dcp_item *item, archive *a, bool *verbatim, uint64_t *data,

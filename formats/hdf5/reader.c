@@ -33,7 +33,7 @@
 
 static const unsigned char signature[8] = {0x89, 'H', 'D', 'F', '\r', '\n', 0x1a, '\n'};
 
-/* The size of a user block that is looked behind on servers, in bytes. The fetcher has this much of each file. */
+/* The largest user block that is skipped on servers, in bytes. The fetcher has this much of each file. */
 enum { MOST_BLOCK_ON_SERVERS = 512 << 10 };
 
 static bool file_has_signature(const fc_probe *probe) {

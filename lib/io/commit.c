@@ -32,7 +32,7 @@ struct fc_commit {
     char *target; /* resolved: no trailing slash, no symbolic link */
     char *parent; /* directory of the target */
     fc_staging staging;
-    bool remote; /* the target is in a bucket, and has no parent and no staging directory, but */
+    bool remote; /* the target is in a bucket: it has `staged` instead of a parent and a staging directory */
     fc_staged_target *staged;
     bool keeps;            /* an abort keeps the staging directory, */
     bool says_so;          /* and says so */
@@ -343,7 +343,7 @@ void fc_commit_count(fc_commit *commit, fc_progress *progress) {
     commit->progress = progress;
 }
 
-/* Shows the target in its bucket, and then deletes what it replaces. */
+/* Makes the target visible in its bucket, and then deletes what it replaces. */
 static fc_code publish_remote(fc_commit *commit, fc_error *err) {
     FC_TRY(fc_check_replaced(&commit->how, commit->target, err));
     FC_TRY(fc_staged_publish(commit->staged, !commit->how.force, commit->progress, err));

@@ -1,14 +1,13 @@
 /*
  * Targets in buckets while they are made. Each file of such a target is in memory until its parts are sent: a memfd of
- * the file's length, with holes where what was sent has been. The server shows nothing of it before
- * fc_staged_publish.
+ * the file's length, with holes in place of what was sent. The server shows nothing of it before fc_staged_publish.
  *
  * A file is known by the name that it will have, after FC_STAGED: "new:s3://bucket/folder/model.safetensors". The calls
  * of io/path.h and fc_open_input find it by that name, so that formats write and read it like any other file. A process
  * has one table of these names, as it has one file system (docs/ARCHITECTURE.md, decisions).
  *
- * A part is sent by the thread that writes the last byte of it. A byte that the engine moves is written once. Other
- * bytes, of headers, may be written again until fc_staged_final or fc_staged_end is called.
+ * The thread that writes the last byte of a part sends it. A byte that the engine moves is written once. Bytes of
+ * headers may be written again until fc_staged_final or fc_staged_end is called.
  */
 #pragma once
 
@@ -22,8 +21,8 @@
 #define FC_STAGED "new:"
 
 enum {
-    /* A part of an object, but for the last one; S3 accepts no smaller parts. Objects so large that they would have
-       more than FC_STAGED_MOST_PARTS have larger parts. */
+    /* Bytes of each part except the last; S3 accepts no smaller ones. An object that would have more than
+       FC_STAGED_MOST_PARTS has larger parts. */
     FC_STAGED_PART = 5 << 20,
     FC_STAGED_MOST_PARTS = 10000,
 };
@@ -86,8 +85,8 @@ typedef struct fc_staged_data {
 typedef struct fc_staged_file fc_staged_file;
 
 /**
- * Divides a file, which has its final length, into parts, and begins to send it. Nothing else is written to bytes of
- * `data`, and each of them once, roughly in order.
+ * Divides a file, which has its final length, into parts, and begins to send it. Only fc_staged_write writes bytes of
+ * `data`, each once and roughly in order.
  * @param data in ascending order, without overlaps; copied
  * @param memory bytes for the parts that are in memory at once; at least two are
  * @param held receives the bytes of these
@@ -99,14 +98,14 @@ fc_code fc_staged_divide(const char *path, const fc_staged_data *data, size_t co
 fc_staged_file *fc_staged_find(const char *path);
 
 /**
- * Writes bytes of the engine's, and sends the parts that are complete then. Waits before it begins a part while too
+ * Writes bytes that the engine moves, and sends the parts that they complete. Waits before it begins a part while too
  * many are in memory. Any thread may call it.
  * @param fd the thread's own descriptor of the file
  */
 fc_code fc_staged_write(fc_staged_file *file, int fd, const unsigned char *bytes, size_t size, uint64_t offset,
                         fc_error *err);
 
-/** A thread has failed and will not write its bytes: no other one waits for them. */
+/** A thread has failed and will not write its bytes: other threads stop waiting for them. */
 void fc_staged_stop(fc_staged_file *file);
 
 /** The format has written these bytes, or never will, and does not write them again. For a path on this machine it does

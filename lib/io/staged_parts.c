@@ -29,7 +29,7 @@ static fc_code punch_part(const fc_staged_file *file, unsigned part, fc_error *e
         const uint64_t from = d->offset > first ? d->offset : first;
         const uint64_t to = d->offset + d->size < end ? d->offset + d->size : end;
         if (fallocate(file->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)from, (off_t)(to - from)) != 0) {
-            return fc_fail_errno(err, errno, "%s: freeing memory", file->path);
+            return fc_fail_errno(err, errno, "%s: memory cannot be freed", file->path);
         }
     }
     return FC_OK;
@@ -39,7 +39,7 @@ static fc_code fail_twice(const fc_staged_file *file, unsigned number, fc_error 
     return fc_fail(err, FC_EIO, "%s: bytes of part %u were written twice", file->path, number + 1);
 }
 
-/* Counts a part that is in memory, or does so no longer. The caller holds the lock. */
+/* Counts a part as in memory, or no longer. The caller holds the lock. */
 static void set_open(fc_staged_file *file, staged_part *part, bool open) {
     file->open += open && !part->open;
     file->open -= !open && part->open;
@@ -53,7 +53,7 @@ static void find_first(fc_staged_file *file) {
     }
 }
 
-/* Sends a part that is complete. The caller holds the lock, which is open meanwhile. */
+/* Sends a part that is complete. The caller holds the lock, which is released meanwhile. */
 static fc_code send_part(fc_staged_file *file, unsigned number, fc_error *err) {
     staged_part *part = &file->parts[number];
     part->sent = true;
@@ -69,7 +69,7 @@ static fc_code send_part(fc_staged_file *file, unsigned number, fc_error *err) {
     return rc;
 }
 
-/* Adds the bytes of each part that the engine moves, and takes away what is final of the others. */
+/* Counts, for each part, the bytes that the engine moves and those that are not final. */
 static void count_bytes(fc_staged_file *file) {
     for (unsigned i = 0; i < file->nparts; i++) {
         const uint64_t size = part_size(file, i), at = (uint64_t)i * file->part;
@@ -87,7 +87,7 @@ static void count_bytes(fc_staged_file *file) {
     }
 }
 
-/* What was final before. Parts without anything else are sent with the file's end. */
+/* Subtracts what was final before. A part that is complete by that is sent at the end of the file. */
 static fc_code count_finals(fc_staged_file *file, fc_error *err) {
     for (size_t i = 0; i < file->nfinals; i++) {
         const fc_staged_data *d = &file->finals[i];
@@ -173,8 +173,8 @@ fc_staged_file *fc_staged_find(const char *path) {
 }
 
 /* Waits until a part may be begun: few are in memory, or it is the first one and none of the others is on its way out.
- * Data comes in ascending order, so all of the first part is written or with other threads, and none of these waits
- * for long. @return false if a thread has failed */
+ * Data comes in ascending order, so all bytes of the first part are written or in the hands of other threads, none of
+ * which waits for long. @return false if a thread has failed */
 static bool enter_part(fc_staged_file *file, unsigned number) {
     pthread_mutex_lock(&file->target->lock);
     while (!file->parts[number].open && file->open >= file->most_open && !file->stopped &&
@@ -201,7 +201,7 @@ static fc_code leave_part(fc_staged_file *file, unsigned number, uint64_t size, 
         if (part->missing == 0) {
             rc = send_part(file, number, err);
         } else if (part->engine == 0) {
-            set_open(file, part, false); /* it is held */
+            set_open(file, part, false); /* it only lacks headers */
         }
     }
     pthread_mutex_unlock(&file->target->lock);

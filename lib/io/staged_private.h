@@ -25,15 +25,15 @@ struct fc_staged_file {
     fc_staged_target *target;
     char *path;        /* with FC_STAGED */
     int fd;            /* memfd */
-    bool engine;       /* it is not an index */
+    bool engine;       /* it has data, so it is not an index */
     fc_upload *upload; /* NULL: it is sent as a whole */
     uint64_t size, part;
     unsigned nparts;
     struct staged_part *parts;
     unsigned first;     /* the first part of which the engine has bytes to write */
     unsigned most_open; /* parts that may be in memory at once */
-    unsigned open;      /* parts that are there, but for those that are held for their headers */
-    unsigned sending;   /* of these */
+    unsigned open;      /* parts in memory, without those that only lack headers */
+    unsigned sending;   /* of these, parts that are being sent */
     bool stopped;
     fc_staged_data *data; /* what the engine moves */
     size_t count;
@@ -50,6 +50,6 @@ struct fc_staged_target {
     char *path; /* with FC_STAGED */
     bool is_folder;
     pthread_mutex_t lock;           /* guards the states of parts */
-    pthread_cond_t changed;         /* some part is, or is not, open or first */
+    pthread_cond_t changed;         /* a part was opened or closed, or another one is first */
     fc_staged_file *files, *newest; /* the last one is the one that is asked for most */
 };

@@ -1,9 +1,9 @@
 /*
  * Makes a target in a bucket visible.
  *
- * A bucket cannot show several objects at once. So the first object that becomes visible is MARK, a list of
- * all others, and it is deleted last. A run that finds it knows that another one died in between, and deletes what that
- * list names. Until then, the target lacks its index, which comes last of all, or has this mark.
+ * A bucket cannot show several objects at once. So the first object that becomes visible is the mark, a list of all
+ * others, and it is deleted when they are visible. A run that finds a mark knows that another one died in between, and
+ * deletes what the list names. A target that is not complete has the mark, and lacks its index, which comes last.
  */
 #include "io/staged_publish.h"
 
@@ -41,7 +41,7 @@ static fc_code name_in(const char *folder, const char *name, char out[PATH_MAX],
 static fc_code write_mark(const fc_staged_target *target, char mark[PATH_MAX], fc_error *err) {
     const int fd = memfd_create("fsdpckpt-mark", MFD_CLOEXEC);
     uint64_t at = 0;
-    fc_code rc = fd < 0 ? fc_fail_errno(err, errno, "%s: memory for a list of names", target->path)
+    fc_code rc = fd < 0 ? fc_fail_errno(err, errno, "%s: a list of names cannot be made", target->path)
                         : name_in(name_of(target->path), MARK, mark, err);
     for (const fc_staged_file *f = target->files; f && rc == FC_OK; f = f->next) {
         const char *name = f->path + strlen(target->path) + 1;
@@ -56,13 +56,13 @@ static fc_code write_mark(const fc_staged_target *target, char mark[PATH_MAX], f
     return rc;
 }
 
-/* Who may write objects may not always delete them. A mark that names nothing does no harm. */
+/* Not every user who may write objects may delete them. A mark that names nothing does no harm. */
 static fc_code remove_mark(const char *mark, fc_error *err) {
     if (fc_upload_delete(mark, NULL) == FC_OK) {
         return FC_OK;
     }
     const int fd = memfd_create("fsdpckpt-mark", MFD_CLOEXEC);
-    fc_code rc = fd < 0 ? fc_fail_errno(err, errno, "%s: memory for a list of names", mark)
+    fc_code rc = fd < 0 ? fc_fail_errno(err, errno, "%s: a list of names cannot be made", mark)
                         : fc_upload_whole(mark, fd, 0, false, err);
     if (fd >= 0) {
         close(fd);
@@ -99,8 +99,7 @@ static fc_code clear_marked(const char *folder, const fc_reporter *reporter, fc_
     fc_code rc = delete_marked(folder, text, err);
     free(text);
     if (rc == FC_OK && reporter->report) {
-        fc_fail(&failed, FC_OK, "%s: an earlier run died while it made this visible; what there was of it is deleted",
-                folder);
+        fc_fail(&failed, FC_OK, "%s: an earlier run died while it made this visible; what it left is deleted", folder);
         reporter->report(reporter->context, failed.message);
     }
     return rc;
@@ -116,7 +115,7 @@ fc_code fc_staged_clear(const char *name, bool is_folder, const fc_reporter *rep
     size_t count = 0;
     fc_error line;
     const fc_code cleared = fc_upload_clear(name, is_folder, &count, &line);
-    if (cleared == FC_EIO && reporter->report) { /* who may write objects may not always list uploads */
+    if (cleared == FC_EIO && reporter->report) { /* not every user who may write may list uploads */
         reporter->report(reporter->context, line.message);
     }
     FC_TRY(cleared == FC_EIO ? FC_OK : cleared != FC_OK ? fc_fail(err, cleared, "%s", line.message) : FC_OK);
@@ -162,7 +161,7 @@ static size_t list_files(const fc_staged_target *target, fc_staged_file **list) 
     return count;
 }
 
-/* After a failure, a new target is deleted again as far as possible. What replaces an old one stays, with the mark. */
+/* After a failure, a new target is deleted as far as possible. One that replaces an old one stays, with the mark. */
 static void take_back(fc_staged_file **list, size_t count, const char *mark) {
     bool all = true;
     for (size_t i = 0; i < count; i++) {

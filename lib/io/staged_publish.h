@@ -15,6 +15,6 @@ fc_code fc_staged_replace(const fc_staged_target *target, const fc_commit_option
 /**
  * Removes what dead runs left at `name`: uploads that were not completed, and, if one died while it made its target
  * visible, what is visible of that target.
- * @param reporter receives a line for each of both, and one if uploads cannot be listed
+ * @param reporter receives a line for each of these two, and one if uploads cannot be listed
  */
 fc_code fc_staged_clear(const char *name, bool is_folder, const fc_reporter *reporter, fc_error *err);

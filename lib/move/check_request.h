@@ -1,5 +1,5 @@
 /*
- * What a request for a conversion must fulfil, whatever the source contains.
+ * The conditions on a request for a conversion that do not depend on what the source contains.
  */
 #pragma once
 

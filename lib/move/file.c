@@ -150,7 +150,7 @@ static fc_code take_and_move(worker *w, fc_batch *batch, fc_error *err) {
     return batch->count > 0 ? move_batch(w, batch, err) : FC_OK;
 }
 
-/* Lets the writer write the headers of the items that are complete. Other workers go on meanwhile, also with this. */
+/* Lets the writer write the headers of the items that are complete. Other workers may do the same meanwhile. */
 static fc_code finish_items(const worker *w, fc_error *err) {
     engine *e = w->engine;
     const fc_target_item *item;

@@ -21,7 +21,7 @@ typedef struct fc_active_item {
     fc_item_digest digest;
     unsigned users;
     bool failed;                 /**< a tile of it was not moved */
-    struct fc_active_item *next; /**< complete, too */
+    struct fc_active_item *next; /**< the next complete item */
 } fc_active_item;
 
 /**
@@ -52,7 +52,7 @@ typedef struct fc_queue {
     uint64_t first, end;              /**< bytes of the contiguous items, without gaps, that this process moves */
     uint64_t position;                /**< of item `next`, counted the same way */
     size_t next;                      /**< index of the next item */
-    fc_target_item **order;           /**< the items in the order in which they are handed out; NULL: their own */
+    fc_target_item **order;           /**< the items in the order in which they are handed out; NULL: as in the file */
     fc_active_item *current;          /**< the item that still has tiles to hand out; NULL between items */
     fc_tiles tiles;                   /**< of current */
     int64_t item_end;                 /**< where this process stops within current, in elements */
@@ -67,7 +67,7 @@ typedef struct fc_queue {
 void fc_queue_init(fc_queue *queue, const fc_target *target, const fc_target_file *file, size_t tile_bytes,
                    size_t large_tile_bytes);
 
-/** Hands out the items in the order of their offsets. Not together with fc_queue_share or `resume`. */
+/** Hands out the items in the order of their offsets. Cannot be combined with fc_queue_share or `resume`. */
 fc_code fc_queue_by_offset(fc_queue *queue, fc_error *err);
 
 /**

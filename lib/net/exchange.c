@@ -43,7 +43,7 @@ static bool send_request(int fd, const fc_net_request *request, const int *descr
     return n >= 0;
 }
 
-/* Whether the job of this thread is cancelled. What is written is waited for in any case: what came of it must be
+/* Whether the job of this thread is cancelled. Requests that write are waited for in any case: their outcome must be
    known. */
 static bool is_cancelled(const fc_exchange *x) {
     const fc_progress *watched = x->reads ? fc_progress_watched() : NULL;

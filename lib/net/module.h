@@ -28,9 +28,9 @@ typedef struct fc_net_setup {
     char hub_token[256];                    /**< "" if there is none */
     char proxy[1024];                       /**< URL of the proxy for https://, with its password; "" for none */
     char no_proxy[4096];                    /**< names of servers that are asked without it */
-    char wrong_proxy[128];                  /**< like the following */
-    bool proxy_unsupported;                 /**< and why: it is of another kind */
-    char wrong_bucket[128], wrong_hub[128]; /**< why what is set for them cannot be used; "" if it can */
+    char wrong_proxy[128];                  /**< why the proxy cannot be used; "" if it can */
+    bool proxy_unsupported;                 /**< the reason is that it is of another kind */
+    char wrong_bucket[128], wrong_hub[128]; /**< why their settings cannot be used; "" if they can */
 } fc_net_setup;
 
 typedef struct fc_net_module {

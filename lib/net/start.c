@@ -1,6 +1,6 @@
 /*
  * Starts the fetcher: see start.h. A process has one, as it has one file system: names alone say what is read. This is
- * the exception to "no global mutable state" (docs/ARCHITECTURE.md, decisions).
+ * the first exception to "no global mutable state" (docs/ARCHITECTURE.md, decisions).
  */
 #include "net/start.h"
 

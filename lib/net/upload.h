@@ -40,6 +40,6 @@ fc_code fc_upload_whole(const char *name, int fd, uint64_t size, bool only_new, 
 fc_code fc_upload_delete(const char *name, fc_error *err);
 
 /** Aborts what other runs began and did not complete: the uploads of the object `name`, or of all objects in the folder
- * `name`. A server may refuse that to those who may write (FC_EIO). One that has no lists of uploads has nothing to
- * abort. @param count receives how many were aborted */
+ * `name`. A server may refuse this to users who may write (FC_EIO). A server without lists of uploads has nothing
+ * to abort. @param count receives how many were aborted */
 fc_code fc_upload_clear(const char *name, bool is_folder, size_t *count, fc_error *err);

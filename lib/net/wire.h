@@ -22,8 +22,8 @@ typedef enum fc_net_request_kind {
 
     /* What is written */
     FC_NET_BEGIN,    /**< name; the message also has the fetcher's end of the upload's socket */
-    FC_NET_PART,     /**< of an upload: `length` bytes at `offset` of the file that the message has are part `part` */
-    FC_NET_COMPLETE, /**< of an upload: of the parts 1 to `part`; `flag`: only if there is no such object */
+    FC_NET_PART,     /**< of an upload: part `part` is `length` bytes at `offset` of the file in the message */
+    FC_NET_COMPLETE, /**< of an upload, from the parts 1 to `part`; `flag`: only if there is no such object */
     FC_NET_ABORT,    /**< of an upload */
     FC_NET_WHOLE,    /**< name; the message also has the file, of `length` bytes; `flag` as above */
     FC_NET_DELETE,   /**< name */

@@ -12,7 +12,7 @@ typedef struct fc_worker_needs {
     int sources;  /**< each has a window */
     int tiles;    /**< buffers for a tile */
     size_t extra; /**< bytes in addition */
-    bool remote;  /**< files are on servers: bytes that are asked for at once matter more than decoded chunks */
+    bool remote;  /**< files are on servers, where bytes that are asked for at once matter more than decoded chunks */
 } fc_worker_needs;
 
 /** How the memory is divided. */
@@ -28,8 +28,8 @@ typedef struct fc_budget {
 /** Returns whether files of the checkpoint are on servers. */
 bool fc_reads_from_servers(const fc_checkpoint *checkpoint);
 
-/** Returns the number of workers that is wanted: `given`, or for files on servers the default of each of several
- * processes that read together, or 0 for others. */
+/** Returns the number of workers that each of `processes` wants: `given`; if that is 0, the default for files on
+ * servers, and 0 for other files. */
 int fc_wanted_threads(int given, bool remote, int processes);
 
 /** Returns the memory of a job in bytes: what the options say, or the default. */
@@ -39,8 +39,8 @@ uint64_t fc_memory_of(const fc_work_options *options);
 fc_code fc_memory_check(uint64_t memory, fc_error *err);
 
 /**
- * Divides the memory: at most half of it, or three quarters for files on servers (or the minimum) for what the workers
- * hold, the rest for decoded chunks.
+ * Divides the memory. The workers get at most half of it, or three quarters for files on servers, and at least the
+ * minimum; decoded chunks get the rest.
  * @param options NULL: the defaults
  * @param threads the most that are useful; fewer if the memory does not suffice
  */

@@ -54,8 +54,8 @@ enum {
     FC_SHARE_BYTES = 256 << 10,
 
     /*
-     * Default workers if files are on servers, each of which waits for one request, and the least tile for which a
-     * request is made. With a tile of 1 MiB and 20 ms before each answer, 32 of them read 1 GB/s and more.
+     * The default number of workers for files on servers, each of which waits for one request, and the smallest tile
+     * that is worth a request. With tiles of 1 MiB and 20 ms before each answer, 32 workers read 1 GB/s and more.
      */
     FC_THREADS_REMOTE = 32,
     FC_LEAST_REMOTE_BYTES = 256 << 10,

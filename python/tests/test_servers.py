@@ -175,7 +175,7 @@ class Servers(unittest.TestCase):
         self.assertTrue(equal(checkpoint, self.arrays))
 
     def test_suspended(self):
-        """One that does not take its data holds up no other one, and gets it later."""
+        """A reader that does not take its data holds up no other one, and gets it later."""
         arrays = {"a": np.arange(4 << 20, dtype="<f4"), "z": self.arrays["z"]}  # more than sockets hold
         self.server.files["/m/large.safetensors"] = safetensors(arrays)
         large = fsdpckpt.open(self.server.name + "/m/large.safetensors")

@@ -158,7 +158,7 @@ def start(files, certificate=None, answer=None):
 
 
 class Proxy:
-    """An HTTP proxy, which knows what CONNECT is. Whatever the name of the server, it connects to this machine. `requests` has the lines of
+    """An HTTP proxy that knows CONNECT. Whatever the name of the server, it connects to this machine. `requests` has the lines of
     each request; `refusals` are answered first."""
 
     def __init__(self, certificate=None, authorization=None):

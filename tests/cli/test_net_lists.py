@@ -113,7 +113,7 @@ class Buckets(Net):
         self.assertIn("list of files cannot be understood", self.command("inspect", name, status=3, **self.environment(server)))
 
     def test_other_files(self):
-        """Files next to the checkpoint are told of as those in a folder here."""
+        """Files next to the checkpoint are reported like those in a local folder."""
         files = dict(folder_of(2, 3), **{"training_args.bin": b"x", "optimizer.pt": b"y", "notes.txt": b"z"})
         self.local(files)
         name = "s3://%s/%s" % (BUCKET, self.PREFIX)

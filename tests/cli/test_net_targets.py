@@ -160,8 +160,8 @@ class Same(Targets):
         self.assertEqual(self.s3.log[-1], ("delete", PREFIX + "/" + MARK))
 
     def test_memory(self):
-        """What is in memory of the target, from the blocks of its files there, for many tensors with headers and gaps between them. They have
-        97 MB, and half of --memory is for the parts, which is two."""
+        """How much of the target is in memory, by the blocks of its memfds, for many tensors with headers and gaps between them. They have
+        97 MB, and half of --memory has room for two parts."""
         path = os.path.join(self.dir, "many.safetensors")
         with open(path, "wb") as f:
             f.write(safetensors({"m.%d" % i: (("F32", [101, 251], made.randbytes(101 * 251 * 4)) if i % 2 else

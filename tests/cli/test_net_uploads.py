@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Objects that are written to buckets: what arrives equals the file; every request is signed; a server that fails or lies, and an answer that
-is lost, never leave another object than the one that was sent, or a wrong word about it."""
+is lost, never leave another object than the one that was sent, or a wrong message about it."""
 
 import contextlib
 import hashlib
@@ -219,7 +219,7 @@ class Ends(Uploads):
             self.s3.log.clear()
 
     def test_killed_early(self):
-        """Before the server says how it calls the upload, and while parts are sent."""
+        """Before the server has given the upload an ID, and while parts are sent."""
         for operation in ("begin", "part"):
             self.s3.faults[operation] = ["late"] * 4
             tool = subprocess.Popen([TOOL, "parts", NAME, "data", "100000", "4", "wait"], env=self.environment(), cwd=self.dir,

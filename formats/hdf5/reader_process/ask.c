@@ -59,7 +59,7 @@ void fc_h5_asking_free(fc_h5_asking *asking) {
     free(asking);
 }
 
-/* Takes the answer. The parent ends the socket if it cannot read the bytes. */
+/* Takes the answer. The parent shuts the socket down if it cannot read the bytes. */
 static bool take(int fd, unsigned char *bytes, size_t size) {
     while (size > 0) {
         const ssize_t n = read(fd, bytes, size);
@@ -99,7 +99,7 @@ static const block *find(const fc_h5_asking *a, uint64_t at) {
     return NULL;
 }
 
-/* The size of a new block. Where the one before it is known, headers are read in a row, and each is twice as large. */
+/* The size of a new block. If the one before it is known, headers are read in a row, and it is twice as large. */
 static size_t size_of_next(const fc_h5_asking *a, uint64_t at) {
     const block *before = at > 0 ? find(a, at - 1) : NULL;
     const size_t more = before ? 2 * before->size : BLOCK;

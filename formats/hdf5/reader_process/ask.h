@@ -2,8 +2,8 @@
  * In the reader process: bytes of a file on a server, for which it asks the parent. Runs only in the child.
  *
  * A question is a record (FC_H5_WANT) in the pipe to which all records go. The answer comes on the socket that takes
- * the place of the file's descriptor, and on which the child can only read. So it needs no system call that it does not
- * need for a file of this machine, and it cannot reach the fetcher.
+ * the place of the file's descriptor, from which the child can only read. So it needs the same system calls as for a
+ * file on this machine, and it cannot reach the fetcher.
  */
 #pragma once
 

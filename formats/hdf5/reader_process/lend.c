@@ -64,8 +64,8 @@ static bool send_all(int to, const unsigned char *bytes, size_t size) {
     return true;
 }
 
-/* Headers that refer to each other in circles must not make requests without an end. Each part counts as one block
- * at least. */
+/* Headers that refer to each other in circles must not cause endless requests. Each part counts as at least one
+ * block. */
 static void count_part(fc_h5_in *in, uint64_t size) {
     uint64_t most;
     if (!fc_mul_u64(in->loan->size, 2, &most) || !fc_add_u64(most, ALLOWED, &most)) {

@@ -13,12 +13,12 @@
 #include <stdbool.h>
 
 enum {
-    HEAD_BYTES = 1 << 20,         /* of a file that are read at once and kept, because headers are there */
+    HEAD_BYTES = 1 << 20,         /* at the start of a file, read at once and kept, because headers are there */
     MOST_HEADS = 64 << 20,        /* bytes of all heads that are kept */
     MOST_HEADER_BYTES = 64 << 10, /* of one answer */
     MOST_REDIRECTS = 5,
     MOST_TRIES = 6,
-    MOST_ABORTS = 3, /* the same, when something has failed already */
+    MOST_ABORTS = 3, /* tries, when something has failed already */
     MOST_ETAG = 256,
     MOST_URL = 8192,
     MOST_PAGE = 64 << 20, /* bytes of an index or of a page of a list */
@@ -26,7 +26,7 @@ enum {
     MOST_NAMES = 128 << 20, /* bytes of the names of a list */
     MOST_PAGES = 10000,     /* of a list */
     MOST_INDEXED = 20000,   /* files of an index */
-    FRESH_MS = 1000,        /* for so long, a command that is given a name twice asks once */
+    FRESH_MS = 1000,        /* a name that is given twice within this time is asked for once */
     MOST_AHEAD = 256,       /* files that are opened before they are asked for */
     MOST_PARTS = 10000,     /* of an upload */
     MOST_ANSWER = 64 << 10, /* bytes that a server says about what is written, except lists */
@@ -63,7 +63,7 @@ typedef struct object {
     size_t head_size;
     uint64_t used;       /* when the head was used last */
     int64_t known_since; /* in milliseconds */
-    bool forgotten;      /* it is open, or asked for, but its name means another one now */
+    bool forgotten;      /* it is open or asked for, but its name now means another object */
     waiter *waiters;
 } object;
 
@@ -86,20 +86,20 @@ typedef struct folder {
     waiter *waiters;
 } folder;
 
-/* A part that the server has. */
+/* A part of an upload. */
 typedef struct sent_part {
-    char *etag; /* NULL: it has not */
+    char *etag; /* NULL: the server does not have the part */
     uint64_t size;
 } sent_part;
 
 /* An object that is sent in parts. */
 typedef struct upload {
     char *name;
-    char *id; /* as the server calls it; NULL: it does not know it */
+    char *id; /* the server's ID for it; NULL: the server does not know it */
     sent_part *parts;
     size_t capacity;
     bool open;  /* it has a socket */
-    bool ended; /* the server knows it no more */
+    bool ended; /* the server no longer knows it */
 } upload;
 
 /* The uploads of other runs, which are aborted. */
@@ -159,14 +159,14 @@ typedef enum transfer_kind {
     FOR_PROOF    /* whether the object is the one that `next` sent, whose answer was lost */
 } transfer_kind;
 
-/* What a transfer has that writes. */
+/* What a transfer that writes has in addition. */
 typedef struct outgoing {
     char *name;
     upload *upload;     /* or NULL */
     clearing *clearing; /* or NULL */
     char *id;           /* FOR_ABORT of another run's upload */
     char *text;         /* FOR_COMPLETE: what is sent */
-    int file;           /* FOR_PART and FOR_WHOLE: what is sent is there, or -1 */
+    int file;           /* FOR_PART and FOR_WHOLE: the file that is sent; else -1 */
     uint64_t sent;      /* bytes of this try */
     unsigned part;      /* FOR_PART: its number; FOR_COMPLETE: how many there are */
     bool only_new;
@@ -179,13 +179,13 @@ typedef enum transfer_state { WAITS, NEEDS_HOST, RUNS } transfer_state;
 
 typedef struct transfer {
     struct transfer *next;
-    struct fetcher *fetcher; /* the one that it is of */
+    struct fetcher *fetcher; /* to which it belongs */
     transfer_kind purpose;
     transfer_state progress;
     object *object; /* FOR_HEAD and FOR_RANGE */
-    folder *folder; /* FOR_PAGE, and the one that wants the object or NULL */
+    folder *folder; /* FOR_PAGE; FOR_HEAD: the one that wants the object, or NULL */
     outgoing *out;  /* NULL: it reads */
-    int reply;      /* FOR_RANGE and what is written: socket; also where an address is asked for; else -1 */
+    int reply;      /* FOR_RANGE and writes: socket for the answer, which can also ask for an address; else -1 */
     char *url;
     uint64_t offset, length, done;
     unsigned char *into; /* FOR_RANGE: where in shared memory; NULL: the bytes are sent */
@@ -233,7 +233,7 @@ typedef struct fetcher {
     outbox *outboxes;
     opened_file *files;
     size_t nfiles, capacity;
-    int64_t leaves; /* who asked has gone: when the fetcher ends; 0: it is there */
+    int64_t leaves; /* the caller has gone: when the fetcher ends; 0: the caller is there */
     size_t heads;   /* bytes */
     uint64_t clock, random;
 } fetcher;
@@ -241,7 +241,7 @@ typedef struct fetcher {
 /* ---- outboxes.c ---- */
 
 /* Sends an answer and its text or data, without waiting: what the other end does not take now is kept for it. Failures
-   are ignored: who asked has gone. @return false after one */
+   are ignored: the caller has gone. @return false after one */
 bool fetcher_send(fetcher *f, int socket, fc_net_answer head, const void *bytes, size_t size);
 void fetcher_send_error(fetcher *f, int socket, const fc_error *error);
 /* Closes the socket of an answer when all is sent. */
@@ -308,7 +308,7 @@ void fetcher_forget_now(fetcher *f, const char *name);
 
 /* ---- folders.c ---- */
 
-/* A new one, of the first `size` bytes of a name. */
+/* A new folder. Its name is the first `size` bytes of `name`. */
 folder *folder_get(fetcher *f, const char *name, size_t size);
 /* The known folder that contains the name, or is it; NULL: none. @param rest the name relative to it */
 folder *folder_of(const fetcher *f, const char *name, const char **rest);
@@ -345,7 +345,7 @@ char *xml_next_text(const char **at, const char *open, const char *close);
 
 /* Takes a request to write something. Owns the descriptors. */
 void upload_request(fetcher *f, const fc_net_request *request, int answer, int extra);
-/* The same of an upload that was begun. */
+/* The same for an upload that was begun. */
 void upload_request_of(fetcher *f, upload *u, const fc_net_request *request, int answer, int extra);
 /* The socket of an upload was closed. */
 void upload_closed(fetcher *f, upload *u);
@@ -364,7 +364,7 @@ void outgoing_free(outgoing *out);
 
 /* Judges what a server answers to a transfer that writes. */
 void upload_judge(fetcher *f, transfer *t);
-/* A transfer that writes has ended, with t->error or with success: tells who asked. */
+/* A transfer that writes has ended, with t->error or with success: tells the caller. */
 void upload_ended(fetcher *f, transfer *t);
 
 /* ---- md5.c ---- */
@@ -428,12 +428,12 @@ enum { ASK_AGAIN_MS = 1000 };
 
 /* Writes "host:port" of the URL. @return what is wrong with the URL; NULL: nothing */
 const char *host_find(const transfer *t, char *where, size_t size);
-/* Writes "host:port" of what is connected to: the server, or the proxy. @return false after failing */
+/* Writes "host:port" of the peer: the server, or the proxy. @return false after failing */
 bool host_find_peer(fetcher *f, transfer *t, const char *where, char *peer, size_t size);
 /* @return "host:port:addresses", "" if it has no address, NULL if that must be asked for */
 const char *host_known(const fetcher *f, const char *where);
 void host_ask(fetcher *f, transfer *t, const char *where);
-/* Whether who was asked has gone without an answer: its process was killed. */
+/* Whether the process that was asked has gone without an answer: it was killed. */
 bool host_is_asked_in_vain(const transfer *t);
 /* Whether "host:port:addresses" has some. */
 bool host_has_address(const char *line);

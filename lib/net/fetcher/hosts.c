@@ -40,7 +40,7 @@ const char *host_find(const transfer *t, char *where, size_t size) {
     return wrong;
 }
 
-/* @return the socket of one who waits for the transfer and can be asked for an address, from 0 on; -1: no more */
+/* @return the socket of process `index` of those that wait for the transfer and can be asked for an address, or -1 */
 static int asker(const transfer *t, size_t index) {
     const waiter *lists[] = {t->object ? t->object->waiters : NULL, t->folder ? t->folder->waiters : NULL};
     const int own = t->out && t->out->clearing ? t->out->clearing->answer : t->reply;

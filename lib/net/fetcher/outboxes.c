@@ -1,6 +1,6 @@
 /*
- * Outboxes: what is sent to those who ask, as fast as they take it. The fetcher never waits for one of them, because
- * the others would wait, too. See fetcher.h.
+ * Outboxes: answers, sent as fast as each reader takes its own. The fetcher never waits for one of them, because all
+ * others would wait, too. See fetcher.h.
  */
 #include "net/fetcher/fetcher.h"
 
@@ -104,7 +104,7 @@ static void end_first(outbox **at) {
     free(box);
 }
 
-/* Sends more of what is kept. @return whether nothing is left of it: it is sent, or who asked has gone */
+/* Sends more of what is kept. @return whether nothing is left of it: it is sent, or the caller has gone */
 static bool send_more(outbox *box) {
     struct iovec rest = {box->bytes + box->sent, box->size - box->sent};
     const ssize_t n = send_now(box->socket, &rest, 1);

@@ -15,7 +15,7 @@ enum {
     SLOW_BYTES = 1 << 10,
     SLOW_COMPLETE_SECONDS = 600, /* a server may copy all parts */
     MOST_ERROR_BODY = 64 << 10,
-    EXPECT_MS = 200, /* for so long, a body waits for the server to want it; not all servers say that */
+    EXPECT_MS = 200, /* how long a body waits for the server to ask for it; not all servers do */
 };
 
 static bool add_header(transfer *t, const char *name, const char *value) {

@@ -53,7 +53,7 @@ static void close_file(fetcher *f, opened_file *file) {
     }
 }
 
-/* Who asked has ended. Nothing is done any more, except that its uploads are aborted. */
+/* The caller has ended. Nothing more is done, except that its uploads are aborted. */
 static void prepare_to_leave(fetcher *f) {
     for (size_t i = 0; f->files && i < f->nfiles; i++) {
         close_file(f, &f->files[i]);

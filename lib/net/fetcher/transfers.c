@@ -88,7 +88,7 @@ void transfer_end(fetcher *f, transfer *t) {
             t->object->direct = strdup(t->url); /* NULL: the next read is redirected again */
         }
         if (t->error.code != FC_OK) {
-            t->object->known_since = 0; /* who opens it again gets what is there then */
+            t->object->known_since = 0; /* whoever opens it again gets the version of that time */
             fetcher_send_error(f, t->reply, &t->error);
         } else {
             fetcher_send(f, t->reply, (fc_net_answer){.kind = FC_NET_DONE, .size = t->into ? t->done : 0}, NULL, 0);

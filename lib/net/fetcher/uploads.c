@@ -1,5 +1,5 @@
 /*
- * What servers answer to transfers that write, and what is told to who asked: see fetcher.h.
+ * What servers answer to transfers that write, and what the caller is told: see fetcher.h.
  */
 #include "net/fetcher/fetcher.h"
 
@@ -297,7 +297,7 @@ void upload_judge(fetcher *f, transfer *t) {
 
 /* ---- uploads of other runs ---- */
 
-/* Aborts an upload of a list if it is of what is cleared. @return false: out of memory */
+/* Aborts an upload of a list if it belongs to what is cleared. @return false: out of memory */
 static bool clear_one(fetcher *f, clearing *c, const char *key, const char *id) {
     char url[MOST_URL], name[FC_NET_MOST_NAME + 1];
     const char *own = "";
