@@ -11,6 +11,7 @@
 #include "fsdpckpt/try.h"
 
 #include <stdio.h>
+#include <string.h>
 #include <unistd.h>
 
 static fc_code copy_kept(void *context, const char *staging, fc_error *err) {
@@ -58,6 +59,12 @@ fc_code kept_prepare(const options *o, fc_convert_options *how, fc_arena *arena,
     if (fc_access(o->output, F_OK) != 0) {
         return FC_OK; /* a name that ends with "/" */
     }
+    size_t length = strlen(o->output);
+    while (length > 1 && o->output[length - 1] == '/') {
+        length--;
+    }
+    kept->from = fc_arena_strndup(arena, o->output, length);
+    FC_NEED(kept->from, err, o->output);
     FC_TRY(list_kept(kept, how, arena, &kept->names, err));
     if (!kept->names) {
         return FC_OK;

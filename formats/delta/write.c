@@ -9,6 +9,7 @@
 #include "fsdpckpt/try.h"
 #include "io/commit.h"
 #include "io/file.h"
+#include "net/remote.h"
 #include "safetensors/files.h"
 #include "safetensors/header.h"
 
@@ -205,6 +206,10 @@ fc_code fc_delta_publish(const fc_delta_publication *p, fc_error *err) {
     fc_delta_content content = {0};
     fc_commit *commit = NULL, *scratch = NULL;
     fc_code rc;
+    if (fc_is_remote(p->path)) {
+        return fc_fail(err, FC_EUNSUPPORTED,
+                       "%s: a delta cannot be made in a bucket: write it on this machine, and upload it", p->path);
+    }
     FC_TRY(fc_commit_begin(&how, &commit, err));
     FC_TRY_GOTO(fc_commit_scratch(p->path, &scratch, err), rc, out);
     FC_TRY_GOTO(p->make(p->context, fc_commit_path(scratch), &content, err), rc, out);

@@ -139,15 +139,24 @@ static fc_code new_commit(const fc_commit_options *how, fc_commit **out, fc_erro
     return resolve(commit, err);
 }
 
+/* Uploads of dead runs are not visible, so they are aborted last: a target that is refused is left alone. */
+static fc_code prepare_remote(fc_commit *commit, bool clear, fc_error *err) {
+    const fc_commit_options *how = &commit->how;
+    if (clear) {
+        FC_TRY(fc_staged_begin(commit->target, how->is_directory, &commit->staged, err));
+        FC_TRY(how->is_directory ? fc_staged_clear_mark(commit->target, how, err) : FC_OK);
+    }
+    FC_TRY(fc_check_replaced(how, commit->target, err));
+    return clear ? fc_staged_clear_uploads(commit->target, how, err) : FC_OK;
+}
+
 /* @param clear whether to clean up after dead runs first. */
 static fc_code prepare(const fc_commit_options *how, bool clear, fc_commit **out, fc_error *err) {
     fc_commit *commit = NULL;
     fc_code rc;
     FC_TRY_GOTO(new_commit(how, &commit, err), rc, out);
     if (commit->remote) {
-        FC_TRY_GOTO(clear ? fc_staged_clear(commit->target, how->is_directory, &commit->how.reporter, err) : FC_OK, rc,
-                    out);
-        rc = fc_check_replaced(&commit->how, commit->target, err);
+        rc = prepare_remote(commit, clear, err);
         goto out;
     }
     if (clear && access(commit->parent, W_OK | X_OK) == 0) {
@@ -193,7 +202,7 @@ const char *fc_commit_folder(const fc_commit *commit) {
 /* Makes the staging directory and, for a target directory or scratch, the directory in it to write to. */
 static fc_code stage(fc_commit *commit, bool is_directory, fc_error *err) {
     if (commit->remote) {
-        return fc_staged_begin(commit->target, is_directory, &commit->staged, err);
+        return FC_OK; /* prepare_remote has begun it */
     }
     if (commit->how.resumable) {
         FC_TRY(fc_staging_resume(commit->parent, name_of(commit), &commit->staging, &commit->keeps, err));

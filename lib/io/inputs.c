@@ -87,13 +87,22 @@ static fc_code find_input(const place *p, const char *path, bool *held, fc_error
     return FC_OK;
 }
 
+/* The length of a name without the slashes at its end. */
+static size_t length_of(const char *name) {
+    size_t n = strlen(name);
+    while (n > 1 && name[n - 1] == '/') {
+        n--;
+    }
+    return n;
+}
+
 /* Names on servers are compared as text. */
 static fc_code check_remote(const char *target, const char *const *inputs, fc_error *err) {
-    const size_t length = strlen(target) - (target[strlen(target) - 1] == '/');
+    const size_t length = length_of(target);
     for (; *inputs; inputs++) {
-        const size_t other = strlen(*inputs) - ((*inputs)[strlen(*inputs) - 1] == '/');
-        const size_t common = length < other ? length : other;
-        if (strncmp(target, *inputs, common) == 0 && strchr("/", target[common]) && strchr("/", (*inputs)[common])) {
+        const size_t other = length_of(*inputs), common = length < other ? length : other;
+        if (strncmp(target, *inputs, common) == 0 && (common == length || target[common] == '/') &&
+            (common == other || (*inputs)[common] == '/')) {
             return fc_fail(err, FC_EUSAGE, "%s: is, contains or is in %s, which is read: name another target", target,
                            *inputs);
         }

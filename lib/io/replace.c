@@ -8,12 +8,14 @@
 #include "fsdpckpt/try.h"
 #include "io/directory.h"
 #include "io/path.h"
+#include "io/staged_publish.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <fnmatch.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -107,6 +109,9 @@ out:
 
 static fc_code check_child(const fc_commit_options *how, const char *path, const fc_dir *dir, const char *name,
                            fc_error *err) {
+    if (fc_is_remote(path) && strcmp(name, FC_STAGED_MARK) == 0) {
+        return FC_OK; /* of this run, or one that nobody could delete */
+    }
     if (!how->force && !how->keep_others) {
         return refuse_existing(path, err);
     }

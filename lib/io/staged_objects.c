@@ -64,7 +64,10 @@ fc_code fc_staged_begin(const char *name, bool is_folder, fc_staged_target **out
         return fc_no_memory(err, name);
     }
     pthread_mutex_lock(&all.lock);
-    const bool known = find_target(target->path) != NULL;
+    bool known = find_target(target->path) != NULL;
+    for (const fc_staged_target *other = all.targets; other; other = other->next) {
+        known |= rest_of(target->path, other->path) != NULL;
+    }
     if (!known) {
         target->next = all.targets;
         all.targets = target;

@@ -2,8 +2,9 @@
  * Makes a target in a bucket visible.
  *
  * A bucket cannot show several objects at once. So the first object that becomes visible is the mark, a list of all
- * others, and it is deleted when they are visible. A run that finds a mark knows that another one died in between, and
- * deletes what the list names. A target that is not complete has the mark, and lacks its index, which comes last.
+ * others, and it is deleted when they are visible. A run that finds a mark knows that another one died in between. If
+ * all names were new, it deletes what the list names. If they replaced another target, nothing is deleted, and it goes
+ * on only with `force`. A target that is not complete has the mark, and lacks its index, which comes last.
  */
 #include "io/staged_publish.h"
 
@@ -11,6 +12,7 @@
 #include "fsdpckpt/try.h"
 #include "io/directory.h"
 #include "io/file.h"
+#include "io/path.h"
 #include "io/staged_private.h"
 
 #include <errno.h>
@@ -21,7 +23,10 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#define MARK ".fsdpckpt-unfinished"
+#define MARK FC_STAGED_MARK
+
+/* The first line of a mark. */
+static const char all_new[] = "new\n", replaces[] = "replaces\n";
 
 enum { MOST_MARK = 64 << 20 };
 
@@ -37,19 +42,34 @@ static fc_code name_in(const char *folder, const char *name, char out[PATH_MAX],
 
 /* ---- the mark ---- */
 
-/* @param mark receives its name */
-static fc_code write_mark(const fc_staged_target *target, char mark[PATH_MAX], fc_error *err) {
-    const int fd = memfd_create("fsdpckpt-mark", MFD_CLOEXEC);
-    uint64_t at = 0;
-    fc_code rc = fd < 0 ? fc_fail_errno(err, errno, "%s: a list of names cannot be made", target->path)
-                        : name_in(name_of(target->path), MARK, mark, err);
-    for (const fc_staged_file *f = target->files; f && rc == FC_OK; f = f->next) {
-        const char *name = f->path + strlen(target->path) + 1;
-        rc = fc_pwrite_full(fd, name, strlen(name), at, mark, err);
-        rc = rc == FC_OK ? fc_pwrite_full(fd, "\n", 1, at + strlen(name), mark, err) : rc;
-        at += strlen(name) + 1;
+static fc_code add_text(int fd, const char *text, uint64_t *at, const char *mark, fc_error *err) {
+    const size_t size = strlen(text);
+    *at += size;
+    return fc_pwrite_full(fd, text, size, *at - size, mark, err);
+}
+
+static fc_code fill_mark(int fd, fc_staged_file *const *list, size_t count, bool only_new, const char *mark,
+                         uint64_t *size, fc_error *err) {
+    FC_TRY(add_text(fd, only_new ? all_new : replaces, size, mark, err));
+    for (size_t i = 0; i < count; i++) {
+        const char *name = list[i]->path + strlen(list[i]->target->path) + 1;
+        if (strchr(name, '\n')) {
+            return fc_fail(err, FC_EUNSUPPORTED, "%s: a name with a line break cannot be made in a bucket",
+                           list[i]->path);
+        }
+        FC_TRY(add_text(fd, name, size, mark, err));
+        FC_TRY(add_text(fd, "\n", size, mark, err));
     }
-    rc = rc == FC_OK ? fc_upload_whole(mark, fd, at, false, err) : rc;
+    return FC_OK;
+}
+
+/* @param list NULL: the mark becomes empty */
+static fc_code write_mark(const char *mark, fc_staged_file *const *list, size_t count, bool only_new, fc_error *err) {
+    const int fd = memfd_create("fsdpckpt-mark", MFD_CLOEXEC);
+    uint64_t size = 0;
+    fc_code rc = fd < 0 ? fc_fail_errno(err, errno, "%s: a list of names cannot be made", mark) : FC_OK;
+    rc = rc == FC_OK && list ? fill_mark(fd, list, count, only_new, mark, &size, err) : rc;
+    rc = rc == FC_OK ? fc_upload_whole(mark, fd, size, false, err) : rc;
     if (fd >= 0) {
         close(fd);
     }
@@ -61,48 +81,49 @@ static fc_code remove_mark(const char *mark, fc_error *err) {
     if (fc_upload_delete(mark, NULL) == FC_OK) {
         return FC_OK;
     }
-    const int fd = memfd_create("fsdpckpt-mark", MFD_CLOEXEC);
-    fc_code rc = fd < 0 ? fc_fail_errno(err, errno, "%s: a list of names cannot be made", mark)
-                        : fc_upload_whole(mark, fd, 0, false, err);
-    if (fd >= 0) {
-        close(fd);
-    }
+    fc_code rc = write_mark(mark, NULL, 0, true, err);
     return rc == FC_OK
                ? rc
                : fc_context(err, rc, "the target is complete, but the next run would delete it: delete the mark");
 }
 
 /* Deletes what a mark names, and then the mark. */
-static fc_code delete_marked(const char *folder, char *text, fc_error *err) {
+static fc_code delete_marked(const char *folder, const char *mark, char *names, fc_error *err) {
     char name[PATH_MAX], *save = NULL;
-    for (const char *line = strtok_r(text, "\n", &save); line; line = strtok_r(NULL, "\n", &save)) {
+    for (const char *line = strtok_r(names, "\n", &save); line; line = strtok_r(NULL, "\n", &save)) {
         if (!fc_path_is_safe(line)) {
-            return fc_fail(err, FC_ECORRUPT, "%s/" MARK ": is not a list of names: look at it, and remove it", folder);
+            return fc_fail(err, FC_ECORRUPT, "%s: is not a list of names: look at it, and remove it", mark);
         }
         FC_TRY(name_in(folder, line, name, err));
         FC_TRY(fc_upload_delete(name, err));
     }
-    FC_TRY(name_in(folder, MARK, name, err));
-    return fc_upload_delete(name, err);
+    return remove_mark(mark, err);
 }
 
-static fc_code clear_marked(const char *folder, const fc_reporter *reporter, fc_error *err) {
-    char mark[PATH_MAX], *text = NULL;
-    size_t size = 0;
-    fc_error failed = {FC_OK, ""};
-    FC_TRY(name_in(folder, MARK, mark, err));
-    if (!fc_path_exists(mark, NULL, &failed)) {
-        return failed.code == FC_OK ? FC_OK : fc_fail(err, failed.code, "%s", failed.message);
+static void report_line(const fc_reporter *reporter, const fc_error *line) {
+    if (reporter->report) {
+        reporter->report(reporter->context, line->message);
     }
-    FC_TRY(fc_read_whole(mark, "a list of names", MOST_MARK, &text, &size, err));
-    text[size] = '\0';
-    fc_code rc = delete_marked(folder, text, err);
-    free(text);
-    if (rc == FC_OK && reporter->report) {
-        fc_fail(&failed, FC_OK, "%s: an earlier run died while it made this visible; what it left is deleted", folder);
-        reporter->report(reporter->context, failed.message);
+}
+
+static fc_code settle_mark(const char *folder, const char *mark, char *text, const fc_commit_options *how,
+                           fc_error *err) {
+    fc_error line;
+    if (strncmp(text, replaces, strlen(replaces)) == 0) {
+        return how->force
+                   ? FC_OK
+                   : fc_advise(err,
+                               fc_fail(err, FC_EUSAGE,
+                                       "%s: an earlier run died while it replaced this, which is not complete", folder),
+                               FC_HINT_FORCE, NULL);
     }
-    return rc;
+    if (strncmp(text, all_new, strlen(all_new)) != 0) {
+        return fc_fail(err, FC_ECORRUPT, "%s: is not a list of names: look at it, and remove it", mark);
+    }
+    FC_TRY(delete_marked(folder, mark, text + strlen(all_new), err));
+    fc_fail(&line, FC_OK, "%s: an earlier run died while it made this visible; what it left is deleted", folder);
+    report_line(&how->reporter, &line);
+    return FC_OK;
 }
 
 /* ---- before ---- */
@@ -111,20 +132,38 @@ fc_code fc_staged_check(const char *name, fc_error *err) {
     return fc_upload_check(name, err);
 }
 
-fc_code fc_staged_clear(const char *name, bool is_folder, const fc_reporter *reporter, fc_error *err) {
+fc_code fc_staged_clear_mark(const char *folder, const fc_commit_options *how, fc_error *err) {
+    char mark[PATH_MAX], *text = NULL;
+    size_t size = 0;
+    struct stat st;
+    bool found = false;
+    FC_TRY(name_in(folder, MARK, mark, err));
+    FC_TRY(fc_stat_path(mark, &st, &found, err));
+    if (!found || st.st_size == 0) {
+        return FC_OK;
+    }
+    FC_TRY(fc_read_whole(mark, "a list of names", MOST_MARK, &text, &size, err));
+    text[size] = '\0';
+    fc_code rc = settle_mark(folder, mark, text, how, err);
+    free(text);
+    return rc;
+}
+
+fc_code fc_staged_clear_uploads(const char *name, const fc_commit_options *how, fc_error *err) {
     size_t count = 0;
     fc_error line;
-    const fc_code cleared = fc_upload_clear(name, is_folder, &count, &line);
-    if (cleared == FC_EIO && reporter->report) { /* not every user who may write may list uploads */
-        reporter->report(reporter->context, line.message);
+    const fc_code rc = fc_upload_clear(name, how->is_directory, &count, &line);
+    if (rc == FC_EIO) { /* not every user who may write may list uploads */
+        report_line(&how->reporter, &line);
+    } else if (rc != FC_OK) {
+        return fc_fail(err, rc, "%s", line.message);
     }
-    FC_TRY(cleared == FC_EIO ? FC_OK : cleared != FC_OK ? fc_fail(err, cleared, "%s", line.message) : FC_OK);
-    if (count > 0 && reporter->report) {
+    if (count > 0) {
         fc_fail(&line, FC_OK, "%s: an earlier run died while writing this; its %zu unfinished upload%s aborted", name,
                 count, count == 1 ? " is" : "s are");
-        reporter->report(reporter->context, line.message);
+        report_line(&how->reporter, &line);
     }
-    return is_folder ? clear_marked(name, reporter, err) : FC_OK;
+    return FC_OK;
 }
 
 /* ---- after ---- */
@@ -161,31 +200,39 @@ static size_t list_files(const fc_staged_target *target, fc_staged_file **list) 
     return count;
 }
 
-/* After a failure, a new target is deleted as far as possible. One that replaces an old one stays, with the mark. */
-static void take_back(fc_staged_file **list, size_t count, const char *mark) {
-    bool all = true;
-    for (size_t i = 0; i < count; i++) {
-        all &= fc_upload_delete(name_of(list[i]->path), NULL) == FC_OK;
+/* After a failure, a new target is deleted as far as possible, and the mark names what is left of it.
+ * @param made the number of files that are visible @param unknown whether the next one may be, too */
+static void take_back(fc_staged_file **list, size_t made, bool unknown, const char *mark) {
+    size_t left = 0;
+    for (size_t i = 0; i < made; i++) {
+        if (fc_upload_delete(name_of(list[i]->path), NULL) != FC_OK) {
+            list[left++] = list[i];
+        }
     }
-    if (all && *mark) {
-        (void)fc_upload_delete(mark, NULL);
+    if (unknown) {
+        list[left++] = list[made];
+    }
+    if (*mark) {
+        (void)(left > 0 ? write_mark(mark, list, left, true, NULL) : remove_mark(mark, NULL));
     }
 }
 
 static fc_code publish_files(fc_staged_file **list, size_t count, const char *mark, bool only_new,
                              fc_progress *progress, fc_error *err) {
-    for (size_t i = 0; i < count; i++) {
-        fc_code rc = publish_file(list[i], only_new, err);
-        rc = rc == FC_OK && i + 1 < count ? fc_progress_count(progress, 1, err) : rc;
-        if (rc != FC_OK) {
-            const size_t made = rc == FC_EINTERRUPTED ? i + 1 : i;
-            if (only_new) {
-                take_back(list, made, mark);
-            }
-            return rc;
-        }
+    size_t made = 0;
+    fc_code rc = FC_OK;
+    while (made < count && rc == FC_OK) {
+        rc = publish_file(list[made], only_new, err);
+        made += rc == FC_OK;
+        rc = rc == FC_OK && made < count ? fc_progress_count(progress, 1, err) : rc;
     }
-    return FC_OK;
+    const bool unknown = rc == FC_EIO && made < count; /* the answer may have been lost */
+    if (rc != FC_OK && only_new) {
+        take_back(list, made, unknown, mark);
+    } else if (rc != FC_OK && made == 0 && !unknown && *mark) {
+        (void)remove_mark(mark, NULL); /* nothing is replaced */
+    }
+    return rc;
 }
 
 fc_code fc_staged_publish(fc_staged_target *target, bool only_new, fc_progress *progress, fc_error *err) {
@@ -196,7 +243,10 @@ fc_code fc_staged_publish(fc_staged_target *target, bool only_new, fc_progress *
     FC_NEED(list, err, target->path);
     const size_t count = list_files(target, list);
     fc_progress_begin(progress, FC_PHASE_SYNCING, FC_COUNTED_FILES, count);
-    FC_TRY_GOTO(count > 1 ? write_mark(target, mark, err) : FC_OK, rc, out);
+    if (count > 1) {
+        FC_TRY_GOTO(name_in(name_of(target->path), MARK, mark, err), rc, out);
+        FC_TRY_GOTO(write_mark(mark, list, count, only_new, err), rc, out);
+    }
     FC_TRY_GOTO(publish_files(list, count, mark, only_new, progress, err), rc, out);
     rc = *mark ? remove_mark(mark, err) : FC_OK;
 out:

@@ -12,9 +12,14 @@ fc_code fc_staged_check(const char *name, fc_error *err);
 /** Deletes the files of the old target that `how` allows to replace and that the new one does not have. */
 fc_code fc_staged_replace(const fc_staged_target *target, const fc_commit_options *how, fc_error *err);
 
+/** The name of the mark in a target that is not complete. */
+#define FC_STAGED_MARK ".fsdpckpt-unfinished"
+
 /**
- * Removes what dead runs left at `name`: uploads that were not completed, and, if one died while it made its target
- * visible, what is visible of that target.
- * @param reporter receives a line for each of these two, and one if uploads cannot be listed
+ * If a run died while it made its target `folder` visible, deletes what is visible of it.
+ * @return FC_EUSAGE without `how->force` if that run replaced another target: what is there is not complete
  */
-fc_code fc_staged_clear(const char *name, bool is_folder, const fc_reporter *reporter, fc_error *err);
+fc_code fc_staged_clear_mark(const char *folder, const fc_commit_options *how, fc_error *err);
+
+/** Aborts the uploads to the target `name` that dead runs did not complete. Says so, also if they cannot be listed. */
+fc_code fc_staged_clear_uploads(const char *name, const fc_commit_options *how, fc_error *err);

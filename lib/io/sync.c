@@ -14,9 +14,9 @@
 #include "io/sync.h"
 
 #include "fsdpckpt/try.h"
-#include "io/staged_objects.h"
 #include "io/directory.h"
 #include "io/file.h"
+#include "io/staged_objects.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -16,6 +16,7 @@
 #include "move/held.h"
 #include "move/resume.h"
 #include "move/write_files.h"
+#include "net/remote.h"
 #include "ranks/exchange.h"
 #include "read/box.h"
 #include "read/budget.h"
@@ -25,6 +26,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 enum {
@@ -269,12 +271,26 @@ failed:
     return rc;
 }
 
+/* Each file of a target in a bucket has two descriptors until it is visible. */
+static fc_code check_descriptors(const char *path, size_t files, fc_error *err) {
+    enum { OTHERS = 128 };
+    struct rlimit limit;
+    if (!path || !fc_is_remote(path) || getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur / 2 > files + OTHERS) {
+        return FC_OK;
+    }
+    return fc_fail(err, FC_EUNSUPPORTED,
+                   "%s: %zu files are made there at once, and this process may open %" PRIu64
+                   ": allow it more (ulimit -n %zu)",
+                   path, files, (uint64_t)limit.rlim_cur, 2 * files + (size_t)(4 * OTHERS));
+}
+
 /* Rank 0 creates the staging path of the target; the others have none. */
-static fc_code begin_commit(const fc_commit_options *how, bool fits, const fc_convert_options *options,
+static fc_code begin_commit(const fc_commit_options *how, bool fits, size_t files, const fc_convert_options *options,
                             const fc_target *target, fc_commit **out, fc_error *err) {
     if (!fits) {
         return fc_fail(err, FC_ECORRUPT, "%s: the sizes of its tensors overflow", target->source->path);
     }
+    FC_TRY(check_descriptors(how->path, files, err));
     if (options->dry_run) {
         return how->path ? fc_commit_check(how, err) : FC_OK;
     }
@@ -304,7 +320,7 @@ static fc_code write_target(const fc_target *target, const char *path, const fc_
         fc_progress_begin(options->work.progress, FC_PHASE_COPYING, FC_COUNTED_BYTES,
                           report->data_bytes / (options->comm ? (uint64_t)options->comm->size : 1));
     }
-    fc_code begun = begin_commit(&how, fits, options, target, &commit, err);
+    fc_code begun = begin_commit(&how, fits, report->files, options, target, &commit, err);
     if (options->dry_run) {
         return fc_ranks_agree(options->comm, begun, err);
     }

@@ -117,7 +117,11 @@ fc_code fc_remote_read(int fd, void *buf, size_t size, uint64_t offset, const ch
     const uint64_t into = fc_shared_offset(buf, size);
     const fc_net_request request = {.kind = FC_NET_READ, .offset = offset, .length = size, .into = into};
     FC_TRY(fc_fetcher_get(&x.fetcher, err));
-    FC_TRY(fc_exchange_ask(&x, fd, &request, -1, err));
+    const fc_code rc = fc_exchange_ask(&x, fd, &request, -1, err);
+    if (rc != FC_OK && into != FC_NOT_SHARED && x.last.kind != FC_NET_ERROR) {
+        fc_shared_lose(buf);
+    }
+    FC_TRY(rc);
     if (into != FC_NOT_SHARED) {
         FC_TRY(x.last.size <= x.size ? FC_OK : fc_exchange_fail_odd(&x, err));
         x.size -= (size_t)x.last.size;

@@ -16,6 +16,7 @@ enum { SIZE = 256 << 20, PAGE = 4096, MOST_BLOCKS = 1024 };
 
 typedef struct block {
     size_t at, size;
+    bool lost; /* the fetcher may still write there */
 } block;
 
 /* A part of the fetcher's state (docs/ARCHITECTURE.md, decisions). */
@@ -64,7 +65,7 @@ void *fc_shared_new(size_t size) {
         const size_t index = shared.count < MOST_BLOCKS ? find_gap(whole, &at) : MOST_BLOCKS;
         if (index < MOST_BLOCKS) {
             memmove(shared.blocks + index + 1, shared.blocks + index, (shared.count - index) * sizeof(block));
-            shared.blocks[index] = (block){at, whole};
+            shared.blocks[index] = (block){at, whole, false};
             shared.count++;
             pages = shared.memory + at;
         }
@@ -88,12 +89,22 @@ void fc_shared_free(void *pages, size_t size) {
     const size_t at = (size_t)((unsigned char *)pages - shared.memory);
     pthread_mutex_lock(&shared.lock);
     for (size_t i = 0; i < shared.count; i++) {
-        if (shared.blocks[i].at == at) {
+        if (shared.blocks[i].at == at && !shared.blocks[i].lost) {
             (void)madvise(pages, shared.blocks[i].size, MADV_REMOVE); /* gives the pages back */
             shared.count--;
             memmove(shared.blocks + i, shared.blocks + i + 1, (shared.count - i) * sizeof(block));
             break;
         }
+    }
+    pthread_mutex_unlock(&shared.lock);
+}
+
+void fc_shared_lose(const void *buffer) {
+    const size_t at = (size_t)((const unsigned char *)buffer - shared.memory);
+    pthread_mutex_lock(&shared.lock);
+    for (size_t i = 0; i < shared.count; i++) {
+        block *b = &shared.blocks[i];
+        b->lost |= at >= b->at && at - b->at < b->size;
     }
     pthread_mutex_unlock(&shared.lock);
 }

@@ -22,5 +22,8 @@ void *fc_shared_new(size_t size);
 /** Frees a buffer of fc_shared_new or fc_pages_new. @param size the size that it was allocated with */
 void fc_shared_free(void *pages, size_t size);
 
+/** The fetcher may still write into this buffer, or into the one that contains it: it is never given out again. */
+void fc_shared_lose(const void *buffer);
+
 /** Returns the offset of a buffer within the shared memory, or FC_NOT_SHARED. */
 uint64_t fc_shared_offset(const void *buffer, size_t size);

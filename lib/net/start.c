@@ -69,6 +69,15 @@ static fc_code load(const fc_net_module **out, fc_error *err) {
     return rc;
 }
 
+/* A target in a bucket has a socket for each of its files. */
+static void raise_files(void) {
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < limit.rlim_max) {
+        limit.rlim_cur = limit.rlim_max;
+        (void)setrlimit(RLIMIT_NOFILE, &limit);
+    }
+}
+
 static void __attribute__((noreturn))
 become(const fc_net_module *module, int requests, unsigned char *shared, size_t shared_size) {
     fc_net_setup setup;
@@ -82,6 +91,7 @@ become(const fc_net_module *module, int requests, unsigned char *shared, size_t 
     void *state = module->prepare(&setup, requests);
     fc_child_limit(RLIMIT_CORE, CORE);
     fc_child_limit(RLIMIT_FSIZE, 0);
+    raise_files();
     if (!state || prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 || !fc_fetcher_confine()) {
         _exit(EXIT_NOT_STARTED);
     }

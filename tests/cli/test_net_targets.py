@@ -14,7 +14,7 @@ import unittest
 
 import net_server
 from harness import BINARY, HANG, corpus
-from s3_server import BUCKET, KEY, REGION, SECRET, TOKEN, S3
+from s3_server import BUCKET, KEY, REGION, SECRET, TOKEN, S3, Upload
 from test_net import Net, made, safetensors
 
 PART = 5 << 20
@@ -221,7 +221,8 @@ class Existing(Targets):
         with open(self.large(), "rb") as f:
             self.s3.put(PREFIX + "/model.safetensors", f.read())
         before = self.objects()
-        for target in (TARGET, TARGET + "/model.safetensors", TARGET + "/in it", "s3://%s/a folder" % BUCKET):
+        for target in (TARGET, TARGET + "/", TARGET + "//", TARGET + "/model.safetensors", TARGET + "/in it", "s3://%s/a folder//" % BUCKET,
+                       "s3://%s" % BUCKET):
             told = self.command("consolidate", TARGET, "-o", target, "--to", "safetensors", "--force", status=2)
             self.assertIn("which is read: name another target", told)
         self.assertEqual(self.objects(), before)
@@ -232,6 +233,89 @@ class Existing(Targets):
                           ["view", source, "-o", TARGET + ".h5"], ["delta", source, source, "-o", TARGET + "/weight_v000007"]):
             self.assertIn("machine, and upload it", self.command(*arguments, status=5))
         self.assertEqual((self.s3.objects, self.s3.uploads), ({}, {}))
+
+
+class Marked(Targets):
+    """What a failure leaves, the next run must neither take for more than it is, nor for less."""
+
+    def setUp(self):
+        super().setUp()
+        self.convert = ["consolidate", self.large(), "-o", TARGET, "--to", "dcp", "-q"]
+        self.command("reshard", self.convert[1], "-o", TARGET, "--to", "dcp", "--dp", "2", "-q")
+        self.old = self.objects()
+        self.new = self.local(*self.convert[:2], "--to", "dcp")
+
+    def clear(self):
+        for key in list(self.s3.objects):
+            self.s3.remove(key)
+
+    def shown(self):
+        return {name: what for name, what in self.objects().items() if name != "/" + MARK}
+
+    def fail(self, faults, *more, status=4):
+        self.s3.faults = faults
+        told = self.command(*self.convert, *more, status=status)
+        self.s3.faults = {}
+        return told
+
+    def test_nothing_was_replaced(self):
+        self.fail({"complete": ["always-404:NoSuchUpload"]}, "--force")
+        self.command(*self.convert, status=2)
+        self.assertEqual(self.shown(), self.old)
+
+    def test_half_was_replaced(self):
+        real, count = self.s3.operation, iter(range(100))
+        self.s3.operation = lambda handler, query: (lambda name: "refused" if name == "whole" and next(count) > 0 else name)(real(handler, query))
+        self.fail({"refused": ["always-403:AccessDenied"]}, "--force")
+        self.s3.operation = real
+        self.assertIn("/" + MARK, self.objects())
+        self.assertIn("died while it replaced this", self.command(*self.convert, status=2))
+        self.assertIn("/" + MARK, self.objects())
+        self.command(*self.convert, "--force")
+        self.assertEqual(self.objects(), self.new)
+
+    def test_what_another_program_made_is_not_in_the_mark(self):
+        self.clear()
+
+        def put(_):
+            if self.s3.log and self.s3.log[-1] == ("whole", PREFIX + "/" + MARK):
+                self.s3.put(PREFIX + "/__0_0.distcp", b"another program's")
+
+        self.s3.each = put
+        self.fail({"delete": ["always-503"]}, status=2)
+        self.s3.each = lambda number: None
+        self.command(*self.convert, status=2)
+        self.assertEqual(self.objects()["/__0_0.distcp"], summary(b"another program's"))
+
+    def test_a_lost_answer(self):
+        self.clear()
+        self.fail({"complete": ["lost", "always-reset"], "head": ["always-reset"]})
+        self.assertEqual(set(self.objects()), {"/__0_0.distcp", "/" + MARK})
+        self.command(*self.convert)
+        self.assertEqual(self.objects(), self.new)
+
+    def test_who_may_not_delete(self):
+        self.clear()
+        for more in ([], ["--force"]):
+            self.fail({"delete": ["always-403:AccessDenied"]}, *more, status=0)
+            self.assertEqual(self.shown(), self.new)
+
+    def test_uploads_of_others(self):
+        """A target that is refused is left alone, and so is what cannot be of a target."""
+        self.s3.uploads["1"] = Upload(PREFIX + "/__0_0.distcp", None)
+        self.command(*self.convert, status=2)
+        self.assertEqual(list(self.s3.uploads), ["1"])
+        self.s3.uploads["2"] = Upload(PREFIX + "/x/y/z.tar", None)
+        self.command(*self.convert, "--force")
+        self.assertEqual(list(self.s3.uploads), ["2"])
+
+    def test_little_memory_and_few_files(self):
+        self.command("consolidate", self.convert[1], "-o", TARGET + ".pt", "--memory", "1MiB", "-q")
+        limit = ["sh", "-c", 'ulimit -n 256; exec "$@"', "sh"]
+        run = subprocess.run([*limit, BINARY, "reshard", self.convert[1], "-o", TARGET + "x", "--to", "dcp", "--dp", "600"],
+                             env=self.environment(), capture_output=True, text=True, timeout=HANG, check=False)
+        self.assertEqual((run.returncode, self.objects(PREFIX + "x")), (5, {}), run.stderr)
+        self.assertIn("ulimit -n", run.stderr)
 
 
 class Failing(Targets):

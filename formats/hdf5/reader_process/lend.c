@@ -7,6 +7,7 @@
 #include "hdf5/reader_process/kept.h"
 #include "io/file.h"
 #include "net/remote.h"
+#include "read/threads.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -114,19 +115,10 @@ static void *read_parts(void *context) {
 
 /* Reads all parts into `bytes`, one after the other there. */
 static void read_all(reading *r, unsigned char *bytes) {
-    pthread_t threads[MOST_AT_ONCE - 1];
-    size_t started = 0;
     for (size_t i = 0; i < r->count; bytes += r->parts[i++].size) {
         r->bytes[i] = bytes;
     }
-    while (started + 1 < r->count && started < MOST_AT_ONCE - 1 &&
-           pthread_create(&threads[started], NULL, read_parts, r) == 0) {
-        started++;
-    }
-    read_parts(r);
-    while (started > 0) {
-        pthread_join(threads[--started], NULL);
-    }
+    fc_threads_run((int)(r->count < MOST_AT_ONCE ? r->count : MOST_AT_ONCE), read_parts, r);
 }
 
 /* Takes the parts that are asked for. @return false if the record is not valid */

@@ -52,8 +52,8 @@ static void *prepare(const fc_net_setup *setup, int requests) {
     clock_gettime(CLOCK_REALTIME, &t);
     f->random = (uint64_t)t.tv_nsec * 2 + 1;
     if (curl_global_init(CURL_GLOBAL_DEFAULT) != 0 || (f->multi = curl_multi_init()) == NULL) {
-        (void)fc_fail(&f->failed, FC_EIO, "libcurl cannot be started");
-        return f;
+        free(f);
+        return NULL;
     }
     curl_multi_setopt(f->multi, CURLMOPT_MAX_TOTAL_CONNECTIONS, (long)MOST_CONNECTIONS);
     curl_multi_setopt(f->multi, CURLMOPT_MAX_HOST_CONNECTIONS, (long)MOST_TO_HOST);

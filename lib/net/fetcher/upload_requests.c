@@ -314,13 +314,14 @@ static transfer *transfer_of(const fetcher *f, const upload *u) {
 }
 
 void upload_closed(fetcher *f, upload *u) {
-    u->open = false;
+    u->open = true;                                       /* an abort that fails at once does not free it */
     for (transfer *t; (t = transfer_of(f, u)) != NULL;) { /* nobody waits for these any more */
         transfer_free(f, t);
     }
     if (!u->ended && u->id) {
         abort_upload(f, u, -1);
     }
+    u->open = false;
     upload_release(f, u);
 }
 

@@ -274,7 +274,7 @@ void upload_judge(fetcher *f, transfer *t) {
         judge_success(f, t, code);
     } else if (status == 404) {
         judge_missing(f, t, code);
-    } else if (only_new && status == 412 && t->tries > 0) {
+    } else if (only_new && (status == 412 || (status == 409 && t->purpose == FOR_COMPLETE)) && t->tries > 0) {
         prove(f, t);
     } else if (only_new && (status == 412 || (status == 409 && t->purpose == FOR_COMPLETE))) {
         end_with_other(f, t);
@@ -305,7 +305,9 @@ static bool clear_one(fetcher *f, clearing *c, const char *key, const char *id) 
     const size_t n = strlen(own), bucket = *own ? (size_t)(own - c->name) : strlen(c->name);
     const bool below = c->is_folder && (n == 0 || (strncmp(key, own, n) == 0 && key[n] == '/'));
     const char *slash = c->name[bucket - 1] == '/' ? "" : "/";
-    if (!known || (!below && (c->is_folder || strcmp(key, own) != 0)) ||
+    const char *deeper = below ? strchr(key + n + (n > 0), '/') : NULL;
+    if (!known || (deeper && strchr(deeper + 1, '/')) ||
+        /* targets have one level of folders */ (!below && (c->is_folder || strcmp(key, own) != 0)) ||
         snprintf(name, sizeof name, "%.*s%s%s", (int)bucket, c->name, slash, key) >= (int)sizeof name) {
         return true;
     }
