@@ -307,8 +307,10 @@ fc_code fc_move_file(const fc_target *target, const fc_target_file *file, const 
     uint64_t bytes = owned_bytes(target, file, &e.casts), held;
     FC_TRY(divide_file(target, file, &work, &held, err));
     work.memory = fc_memory_of(&work);
-    work.memory -= held < work.memory / 2 ? held : work.memory / 2;
-    work.memory = work.memory < FC_LEAST_MEMORY ? FC_LEAST_MEMORY : work.memory;
+    if (held > 0) {
+        work.memory -= held < work.memory / 2 ? held : work.memory / 2;
+        work.memory = work.memory < FC_LEAST_MEMORY ? FC_LEAST_MEMORY : work.memory;
+    }
     e.remote = fc_reads_from_servers(target->source);
     const fc_worker_needs needs = {
         .sources = 1, .tiles = e.casts ? 2 : 1, .extra = sizeof(fc_batch), .remote = e.remote};
