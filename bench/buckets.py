@@ -7,7 +7,6 @@ answers at once, or 20 ms later and with at most 20 MB a second for each downloa
 there are connections, and memory for as many parts. curl downloads to --dir and sends from there. It needs libnginx-mod-http-lua.
 Processor seconds are those of all processes of a command, without the server's; on a busy machine, only these can be compared.
 """
-import argparse
 import ctypes
 import os
 import shutil
@@ -77,18 +76,8 @@ def curl_up(url, certificate, out, connections):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("fsdpckpt")
-    parser.add_argument("--dir", default=".")
-    parser.add_argument("--size", default="2G")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--connections", type=int, default=16)
-    parser.add_argument("--port", type=int, default=18090)
-    o = parser.parse_args()
-    home = os.path.join(o.dir, "buckets")
-    shutil.rmtree(home, True)
-    me = [sys.executable, os.path.abspath(remote.__file__)]
-    subprocess.run([*me, "make", home, str(int(o.size[:-1]) << {"M": 20, "G": 30}[o.size[-1]])], check=True)
+    o = remote.parser_of(__doc__, 18090).parse_args()
+    home = remote.make_in(os.path.join(o.dir, "buckets"), o.size)
     out = os.path.join(home, "out")
     server = Server(home, o.port)
     ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER

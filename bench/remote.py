@@ -163,7 +163,7 @@ def timed(argv, processes, sync, home):
     start, processor, most = time.perf_counter(), 0, 0
     p = subprocess.Popen(argv)
     seconds = 0
-    for _ in range(processes):  # the command, and the fetcher, of which this process takes care when its parent has ended
+    for _ in range(processes):  # the command, and the fetcher, for which this process waits when its parent has ended
         pid, status, usage = os.wait4(-1, 0)
         assert status == 0, argv
         if pid == p.pid:
@@ -176,26 +176,37 @@ def timed(argv, processes, sync, home):
     return seconds, processor, most
 
 
-def main():
-    if sys.argv[1] in ("make", "peer_requests"):
-        return globals()[sys.argv[1]](*sys.argv[2:])
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+def parser_of(text, port):
+    """The options that this and buckets.py have."""
+    parser = argparse.ArgumentParser(description=text.split("\n")[0])
     parser.add_argument("fsdpckpt")
     parser.add_argument("--dir", default=".")
     parser.add_argument("--size", default="2G")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--connections", type=int, default=16)
-    parser.add_argument("--port", type=int, default=18080)
+    parser.add_argument("--port", type=int, default=port)
+    return parser
+
+
+def make_in(folder, size):
+    """@return a new folder with the model"""
+    shutil.rmtree(folder, True)
+    subprocess.run([sys.executable, os.path.abspath(__file__), "make", folder, str(int(size[:-1]) << {"M": 20, "G": 30}[size[-1]])], check=True)
+    return folder
+
+
+def main():
+    if sys.argv[1] in ("make", "peer_requests"):
+        return globals()[sys.argv[1]](*sys.argv[2:])
+    parser = parser_of(__doc__, 18080)
     parser.add_argument("--http2", action="store_true", help="the server offers HTTP/2")
     parser.add_argument("--only", default="", help="only servers with this text in their name, such as 'https, 20 ms'")
     parser.add_argument("--options", default="", help="more options of consolidate")
     parser.add_argument("--peers", nargs="*", default=[], help="other builds of fsdpckpt")
     parser.add_argument("--ours", action="store_true", help="only fsdpckpt")
     o = parser.parse_args()
-    home = os.path.join(o.dir, "remote")
-    shutil.rmtree(home, True)
+    home = make_in(os.path.join(o.dir, "remote"), o.size)
     me = [sys.executable, os.path.abspath(__file__)]
-    subprocess.run([*me, "make", home, str(int(o.size[:-1]) << {"M": 20, "G": 30}[o.size[-1]])], check=True)
     model, out, target, here = (os.path.join(home, name) for name in ("model", "out", "x.safetensors", "here.safetensors"))
     subprocess.run([o.fsdpckpt, "consolidate", model, "-o", here, "-q"], check=True)
     server = Server(home, o.port, o.http2)

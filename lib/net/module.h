@@ -15,7 +15,7 @@ enum { FC_NET_ABI = 4 };
 #define FC_NET_SYMBOL fc_net_module_table
 #define FC_NET_SYMBOL_NAME "fc_net_module_table"
 
-/** What the fetcher is told when it starts. Its strings are valid as long as the fetcher. */
+/** What the fetcher gets when it starts. Its strings are valid as long as the fetcher. */
 typedef struct fc_net_setup {
     const char *certificates; /**< file with the certificates that are trusted; NULL: libcurl's own */
     unsigned char *shared;    /**< memory that is shared with the caller; NULL: none */

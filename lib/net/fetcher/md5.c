@@ -1,5 +1,5 @@
 /*
- * MD5 (RFC 1321), of which the ETags of S3 are made. It protects nothing here. See fetcher.h.
+ * MD5 (RFC 1321), from which S3 makes its ETags. Nothing here relies on it for security. See fetcher.h.
  */
 #include "net/fetcher/fetcher.h"
 

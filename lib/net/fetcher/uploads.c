@@ -1,5 +1,5 @@
 /*
- * What servers answer to transfers that write, and what the caller is told: see fetcher.h.
+ * The answers of servers to transfers that write, and what they mean for the caller. See fetcher.h.
  */
 #include "net/fetcher/fetcher.h"
 
