@@ -99,6 +99,11 @@ add_h5py_versions() {
     done
 }
 
+# Adds moto, an S3 server, to .venv, for tests/cli/test_net_*.py, which do without it if it cannot be had.
+add_moto() {
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check 'moto[server]' boto3 >/dev/null 2>&1 || true
+}
+
 # Makes .venv, or prints the reason why it cannot.
 make_venv() {
     local free
@@ -115,6 +120,7 @@ make_venv() {
         return 1
     fi
     add_h5py_versions
+    add_moto
     if ! has_modules .venv/bin/python jsonschema; then
         echo "the PyTorch in .venv cannot be imported"
         return 1

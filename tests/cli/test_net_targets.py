@@ -6,6 +6,7 @@ import glob
 import hashlib
 import os
 import signal
+import socket
 import subprocess
 import tempfile
 import threading
@@ -183,6 +184,45 @@ class Same(Targets):
             self.assertGreater(most, 1 << 20)
             self.assertLess(most, 60 << 20, name)  # two parts, those that are held for headers for a moment, the first and the last
             self.assertEqual(self.s3.uploads, {})
+
+@unittest.skipUnless("FSDPCKPT_MOTO" in os.environ, "FSDPCKPT_MOTO names no Python with moto[server]")
+class Moto(Targets):
+    """A bucket by other hands."""
+
+    def test_same(self):
+        with socket.socket() as s:
+            s.bind(("127.0.0.1", 0))
+            url = "http://127.0.0.1:%d" % s.getsockname()[1]
+        program = """import boto3, hashlib, moto.server, sys, threading, time
+threading.Thread(target=moto.server.main, args=(["-H", "127.0.0.1", "-p", sys.argv[1].rsplit(":", 1)[1]],), daemon=True).start()
+s3 = boto3.client("s3", endpoint_url=sys.argv[1], aws_access_key_id="k", aws_secret_access_key="s", region_name="us-east-1")
+while True:
+    try: s3.create_bucket(Bucket="models"); break
+    except Exception: time.sleep(0.1)
+print("ready", flush=True)
+sys.stdin.readline()
+for one in s3.list_objects_v2(Bucket="models")["Contents"]:
+    body = s3.get_object(Bucket="models", Key=one["Key"])["Body"].read()
+    print(len(body), hashlib.md5(body).hexdigest(), one["Key"])
+print(len(s3.list_multipart_uploads(Bucket="models").get("Uploads", [])), "uploads", "")
+"""
+        source, expected = self.large(), {}
+        server = subprocess.Popen([os.environ["FSDPCKPT_MOTO"], "-c", program, url], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                  stderr=subprocess.DEVNULL, text=True)
+        try:
+            self.assertEqual(server.stdout.readline(), "ready\n")
+            self.server.name = url
+            for name, arguments in {"a.pt": ["consolidate", source], "b c/d.h5": ["consolidate", source],
+                                    "e+f": ["reshard", source, "--to", "dcp", "--dp", "2"]}.items():
+                self.command(*arguments, "-o", "s3://models/" + name, "-q")
+                files = self.local(*arguments, name=os.path.basename(name))
+                expected.update({name + below: what for below, what in files.items()})
+                self.command("diff", "--data", source, "s3://models/" + name)
+        finally:
+            told = server.communicate("\n")[0].splitlines()
+        self.assertEqual(told.pop(), "0 uploads ")
+        self.assertEqual({name: (int(size), digest) for size, digest, name in (line.split(" ", 2) for line in told)}, expected)
+
 
 class Existing(Targets):
     def setUp(self):
