@@ -204,12 +204,12 @@ static void *run_mover(void *context) {
     worker w = {.engine = e, .output = {.fd = -1, .direct = -1}};
     fc_error err;
     fc_code rc = move_tiles(&w, &err);
-    if (rc != FC_OK && w.output.staged) {
-        fc_staged_stop(w.output.staged);
-    }
     rc = fc_output_close(&w.output, rc, &err);
     if (rc != FC_OK) {
         fail_move(e, rc, &err);
+    }
+    if (rc != FC_OK && w.output.staged) { /* after this error is recorded: those that stop waiting have one, too */
+        fc_staged_stop(w.output.staged);
     }
     fc_source_free(w.source);
     fc_shared_free(w.buffer, w.buffer_size);
