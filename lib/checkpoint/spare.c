@@ -143,11 +143,13 @@ static bool is_in_memory(const fc_checkpoint *checkpoint) {
 fc_code fc_checkpoint_spare(const fc_checkpoint *checkpoint, const char *target, bool holds_all, fc_error *err) {
     const char *const read[] = {checkpoint->path, NULL};
     struct stat st;
-    if (fc_is_remote(target) &&
-        !is_in_memory(checkpoint)) { /* it becomes visible object by object, so it replaces nothing that is read */
+    if (is_in_memory(checkpoint)) {
+        return FC_OK;
+    }
+    if (fc_is_remote(target)) { /* it becomes visible object by object, so it replaces nothing that is read */
         return fc_check_inputs(target, read, "a file of the checkpoint", err);
     }
-    if (is_in_memory(checkpoint) || fc_is_remote(target) || stat(target, &st) != 0) {
+    if (stat(target, &st) != 0) {
         return FC_OK;
     }
     if (!holds_all || !replaces_whole(checkpoint, &st)) {

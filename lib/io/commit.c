@@ -14,6 +14,7 @@
 #include "io/staging.h"
 #include "io/sync.h"
 #include "net/remote.h"
+#include "net/upload.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -54,7 +55,7 @@ static void commit_free(fc_commit *commit) {
 }
 
 static fc_code check_remote(const fc_commit *commit, fc_error *err) {
-    FC_TRY(fc_staged_check(commit->target, err));
+    FC_TRY(fc_upload_check(commit->target, err));
     if (fc_remote_is_root(commit->target) && !commit->how.is_directory) {
         return fc_fail(err, FC_EUSAGE, "%s: is a bucket, and the target is one file: name a file in it",
                        commit->target);

@@ -19,6 +19,12 @@ static uint64_t part_size(const fc_staged_file *file, unsigned part) {
     return file->size - at < file->part ? file->size - at : file->part;
 }
 
+/* @return where the bytes from `at` to `end` leave the part that has the first of them */
+static uint64_t end_in_part(const fc_staged_file *file, uint64_t at, uint64_t end) {
+    const uint64_t next = (at / file->part + 1) * file->part;
+    return next < end ? next : end;
+}
+
 /* Frees the memory of what the engine has moved into a part. Headers stay, because the target is read once more. */
 static fc_code punch_part(const fc_staged_file *file, unsigned part, fc_error *err) {
     const uint64_t first = (uint64_t)part * file->part, end = first + part_size(file, part);
@@ -79,7 +85,7 @@ static void count_bytes(fc_staged_file *file) {
         const fc_staged_data *d = &file->data[i];
         for (uint64_t at = d->offset, end = d->offset + d->size; at < end;) {
             staged_part *part = &file->parts[at / file->part];
-            const uint64_t next = (at / file->part + 1) * file->part, to = next < end ? next : end;
+            const uint64_t to = end_in_part(file, at, end);
             part->engine += to - at;
             part->missing += at >= file->gaps ? to - at : to > file->gaps ? to - file->gaps : 0;
             at = to;
@@ -92,7 +98,7 @@ static fc_code count_finals(fc_staged_file *file, fc_error *err) {
     for (size_t i = 0; i < file->nfinals; i++) {
         const fc_staged_data *d = &file->finals[i];
         for (uint64_t at = d->offset, end = d->offset + d->size; at < end;) {
-            const uint64_t next = (at / file->part + 1) * file->part, to = next < end ? next : end;
+            const uint64_t to = end_in_part(file, at, end);
             if (at / file->part >= file->nparts || to - at > file->parts[at / file->part].missing) {
                 return fail_twice(file, (unsigned)(at / file->part), err);
             }
@@ -212,8 +218,7 @@ fc_code fc_staged_write(fc_staged_file *file, int fd, const unsigned char *bytes
                         fc_error *err) {
     while (size > 0) {
         const unsigned number = (unsigned)(offset / file->part);
-        const uint64_t left = file->part - offset % file->part;
-        const size_t some = size < left ? size : (size_t)left;
+        const size_t some = (size_t)(end_in_part(file, offset, offset + size) - offset);
         if (number >= file->nparts || !enter_part(file, number)) {
             return fc_fail(err, FC_EIO, "%s: another thread could not write its part", file->path);
         }
@@ -248,7 +253,7 @@ fc_code fc_staged_final(const char *path, uint64_t offset, uint64_t size, fc_err
     }
     while (file && size > 0) {
         const unsigned number = (unsigned)(offset / file->part);
-        const uint64_t left = file->part - offset % file->part, some = size < left ? size : left;
+        const uint64_t some = end_in_part(file, offset, offset + size) - offset;
         if (number >= file->nparts) {
             return fc_fail(err, FC_EIO, "%s: a header ends after the file", path);
         }

@@ -81,10 +81,7 @@ static fc_code remove_mark(const char *mark, fc_error *err) {
     if (fc_upload_delete(mark, NULL) == FC_OK) {
         return FC_OK;
     }
-    fc_code rc = write_mark(mark, NULL, 0, true, err);
-    return rc == FC_OK
-               ? rc
-               : fc_context(err, rc, "the target is complete, but the next run would delete it: delete the mark");
+    return write_mark(mark, NULL, 0, true, err);
 }
 
 /* Deletes what a mark names, and then the mark. */
@@ -127,10 +124,6 @@ static fc_code settle_mark(const char *folder, const char *mark, char *text, con
 }
 
 /* ---- before ---- */
-
-fc_code fc_staged_check(const char *name, fc_error *err) {
-    return fc_upload_check(name, err);
-}
 
 fc_code fc_staged_clear_mark(const char *folder, const fc_commit_options *how, fc_error *err) {
     char mark[PATH_MAX], *text = NULL;
@@ -249,6 +242,9 @@ fc_code fc_staged_publish(fc_staged_target *target, bool only_new, fc_progress *
     }
     FC_TRY_GOTO(publish_files(list, count, mark, only_new, progress, err), rc, out);
     rc = *mark ? remove_mark(mark, err) : FC_OK;
+    if (rc != FC_OK) {
+        rc = fc_context(err, rc, "the target is complete, but the next run would delete it: delete the mark");
+    }
 out:
     free(list);
     return rc;

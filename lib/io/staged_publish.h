@@ -6,9 +6,6 @@
 #include "fsdpckpt/io.h"
 #include "io/staged_objects.h"
 
-/** Checks that something can be written to a name, without a request. */
-fc_code fc_staged_check(const char *name, fc_error *err);
-
 /** Deletes the files of the old target that `how` allows to replace and that the new one does not have. */
 fc_code fc_staged_replace(const fc_staged_target *target, const fc_commit_options *how, fc_error *err);
 
