@@ -96,10 +96,10 @@ def main():
                 up = remote.timed(curl_up(url + "b/out/", server.certificate, out, o.connections), 1, False, home)
                 results["curl"].append((down[0] + up[0], down[1] + up[1], max(down[2], up[2])))
                 results["fsdpckpt"].append(remote.timed(ours, 2, False, home))
-            median = {name: statistics.median(r[0] for r in rows) for name, rows in results.items()}
+            best = statistics.median(seconds for seconds, _, _ in results["curl"])
             for name, rows in results.items():
-                print(f"| {scheme}, {setting} | {name} | {min(r[0] for r in rows):.2f} s | {median[name]:.2f} s | {median[name] / median['curl']:.2f} | "
-                      f"{statistics.median(r[1] for r in rows):.2f} s | {max(r[2] for r in rows):.0f} |", flush=True)
+                times, processor, memory = zip(*rows)
+                remote.print_row(f"{scheme}, {setting}", name, times, best, processor, memory)
     finally:
         server.close()
     shutil.rmtree(home)

@@ -176,6 +176,13 @@ def timed(argv, processes, sync, home):
     return seconds, processor, most
 
 
+def print_row(server, command, times, best, processor, memory):
+    """One row of the table; `times` and `processor` in seconds and `memory` in MiB, of each round."""
+    median = statistics.median(times)
+    print(f"| {server} | {command} | {min(times):.2f} s | {median:.2f} s | {median / best:.2f} | {statistics.median(processor):.2f} s | "
+          f"{max(memory):.0f} |", flush=True)
+
+
 def parser_of(text, port):
     """The options that this and buckets.py have."""
     parser = argparse.ArgumentParser(description=text.split("\n")[0])
@@ -248,8 +255,7 @@ def main():
             median = {name: statistics.median(values) for name, values in times.items()}
             best = min((median[name] for name in jobs if name not in ours), default=median["fsdpckpt"])
             for name in jobs:
-                print(f"| {scheme}, {setting} | {name} | {min(times[name]):.2f} s | {median[name]:.2f} s | {median[name] / best:.2f} | "
-                      f"{statistics.median(processor[name]):.2f} s | {max(rss[name]):.0f} |")
+                print_row(f"{scheme}, {setting}", name, times[name], best, processor[name], rss[name])
             if not o.ours:
                 both = best + median["converted"]
                 print(f"| {scheme}, {setting} | the best download, then converted | | {both:.2f} s | {both / best:.2f} | | |")

@@ -99,7 +99,7 @@ add_h5py_versions() {
     done
 }
 
-# Adds moto, an S3 server, to .venv, for tests/cli/test_net_*.py, which do without it if it cannot be had.
+# Adds moto, an S3 server, to .venv, for tests/cli/test_net_*.py. Without it, they skip some tests.
 add_moto() {
     .venv/bin/python -m pip install --quiet --disable-pip-version-check 'moto[server]' boto3 >/dev/null 2>&1 || true
 }
