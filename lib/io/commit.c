@@ -10,6 +10,7 @@
 #include "io/commit.h"
 #include "io/directory.h"
 #include "io/replace.h"
+#include "io/staged_kept.h"
 #include "io/staged_publish.h"
 #include "io/staging.h"
 #include "io/sync.h"
@@ -35,36 +36,52 @@ struct fc_commit {
     fc_staging staging;
     bool remote; /* the target is in a bucket: it has `staged` instead of a parent and a staging directory */
     fc_staged_target *staged;
-    bool keeps;            /* an abort keeps the staging directory, */
+    char *journal;         /* of `staged`; may be NULL */
+    bool was_begun;        /* by an earlier run, which has left the journal */
+    bool keeps;            /* an abort keeps the staging directory, or the journal and the uploads of `staged`, */
     bool says_so;          /* and says so */
     fc_progress *progress; /* may be NULL */
 };
 
+static void free_staged(const fc_commit *commit) {
+    if (commit->keeps) {
+        fc_staged_leave(commit->staged);
+        return;
+    }
+    fc_staged_free(commit->staged);
+    if (commit->staged && commit->how.resumable) {
+        fc_staged_journal_end(commit->journal, commit->target, commit->how.is_directory, commit->was_begun);
+    }
+}
+
 static void commit_free(fc_commit *commit) {
     if (commit) {
-        free(commit->target);
-        free(commit->parent);
         if (commit->keeps) {
             fc_staging_leave(&commit->staging);
         } else {
             fc_staging_remove(&commit->staging);
         }
-        fc_staged_free(commit->staged);
+        free_staged(commit);
+        free(commit->target);
+        free(commit->parent);
+        free(commit->journal);
         free(commit);
     }
 }
 
-static fc_code check_remote(const fc_commit *commit, fc_error *err) {
+static fc_code check_remote(fc_commit *commit, fc_error *err) {
     FC_TRY(fc_upload_check(commit->target, err));
     if (fc_remote_is_root(commit->target) && !commit->how.is_directory) {
         return fc_fail(err, FC_EUSAGE, "%s: is a bucket, and the target is one file: name a file in it",
                        commit->target);
     }
-    return commit->how.resumable ? fc_fail(err, FC_EUNSUPPORTED,
-                                           "%s: a conversion that can be resumed cannot be in a bucket: write it on "
-                                           "this machine, and upload it",
-                                           commit->target)
-                                 : FC_OK;
+    FC_TRY(fc_staged_journal_name(commit->target, &commit->journal, err));
+    return commit->how.resumable && !commit->journal
+               ? fc_fail(err, FC_EUSAGE,
+                         "%s: is a whole bucket, and a conversion that can be resumed needs a place next to its "
+                         "target: name a folder in the bucket",
+                         commit->target)
+               : FC_OK;
 }
 
 /* Fills `target` and `parent`. */
@@ -140,6 +157,24 @@ static fc_code new_commit(const fc_commit_options *how, fc_commit **out, fc_erro
     return resolve(commit, err);
 }
 
+/* Aborts what dead runs have sent, unless it is kept for a run that goes on. */
+static fc_code clear_uploads(fc_commit *commit, fc_error *err) {
+    const fc_commit_options *how = &commit->how;
+    FC_TRY(fc_staged_journal_find(commit->journal, &commit->was_begun, err));
+    if (how->resumable) {
+        fc_staged_stay(commit->staged);
+        commit->keeps = commit->was_begun;
+    } else if (commit->was_begun && how->reporter.report) {
+        fc_error line; /* makes the line printable */
+        fc_fail(&line, FC_OK,
+                "%s: an unfinished conversion to this is kept in uploads that %s lists: resume it, or remove "
+                "that object",
+                commit->target, commit->journal);
+        how->reporter.report(how->reporter.context, line.message);
+    }
+    return commit->was_begun ? FC_OK : fc_staged_clear_uploads(commit->target, how, err);
+}
+
 /* Uploads of dead runs are not visible, so they are aborted last: a target that is refused is left alone. */
 static fc_code prepare_remote(fc_commit *commit, bool clear, fc_error *err) {
     const fc_commit_options *how = &commit->how;
@@ -148,7 +183,7 @@ static fc_code prepare_remote(fc_commit *commit, bool clear, fc_error *err) {
         FC_TRY(how->is_directory ? fc_staged_clear_mark(commit->target, how, err) : FC_OK);
     }
     FC_TRY(fc_check_replaced(how, commit->target, err));
-    return clear ? fc_staged_clear_uploads(commit->target, how, err) : FC_OK;
+    return clear ? clear_uploads(commit, err) : FC_OK;
 }
 
 /* @param clear whether to clean up after dead runs first. */
@@ -183,10 +218,10 @@ fc_code fc_commit_check(const fc_commit_options *how, fc_error *err) {
 }
 
 void fc_commit_abort(fc_commit *commit) {
-    if (commit && commit->keeps && commit->says_so && commit->staging.path && commit->how.reporter.report) {
+    if (commit && commit->keeps && commit->says_so && fc_commit_folder(commit) && commit->how.reporter.report) {
         fc_error line; /* makes the line printable */
-        fc_fail(&line, FC_OK, "%s: what is written is kept in %s: repeat the command that wrote it to go on",
-                commit->target, commit->staging.path);
+        fc_fail(&line, FC_OK, "%s: what is written is kept in %s%s: repeat the command that wrote it to go on",
+                commit->target, commit->remote ? "uploads listed in " : "", fc_commit_folder(commit));
         commit->how.reporter.report(commit->how.reporter.context, line.message);
     }
     commit_free(commit);
@@ -197,7 +232,7 @@ void fc_commit_keep(fc_commit *commit, bool keeps) {
 }
 
 const char *fc_commit_folder(const fc_commit *commit) {
-    return commit->staging.path;
+    return commit->remote ? commit->journal : commit->staging.path;
 }
 
 /* Makes the staging directory and, for a target directory or scratch, the directory in it to write to. */
@@ -365,6 +400,7 @@ fc_code fc_commit_finish(fc_commit *commit, fc_error *err) {
     fc_code rc;
     if (commit->remote) {
         rc = publish_remote(commit, err);
+        commit->keeps = commit->keeps && rc != FC_OK;
         goto out;
     }
     FC_TRY_GOTO(fc_keep_permissions(&commit->how, commit->target, made, err), rc, out);

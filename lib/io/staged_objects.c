@@ -93,8 +93,13 @@ size_t fc_staged_count(const fc_staged_target *target) {
     return count;
 }
 
-static void free_file(fc_staged_file *file) {
-    fc_upload_abort(file->upload);
+static void free_file(fc_staged_file *file, bool stays) {
+    if (stays && file->id) {
+        fc_upload_leave(file->upload);
+    } else {
+        fc_upload_abort(file->upload);
+    }
+    free(file->id);
     if (file->fd >= 0) {
         close(file->fd);
     }
@@ -105,7 +110,7 @@ static void free_file(fc_staged_file *file) {
     free(file);
 }
 
-void fc_staged_free(fc_staged_target *target) {
+static void free_target(fc_staged_target *target, bool stays) {
     if (!target) {
         return;
     }
@@ -119,12 +124,24 @@ void fc_staged_free(fc_staged_target *target) {
     pthread_mutex_unlock(&all.lock);
     for (fc_staged_file *next, *file = target->files; file; file = next) {
         next = file->next;
-        free_file(file);
+        free_file(file, stays);
     }
     pthread_mutex_destroy(&target->lock);
     pthread_cond_destroy(&target->changed);
     free(target->path);
     free(target);
+}
+
+void fc_staged_free(fc_staged_target *target) {
+    free_target(target, false);
+}
+
+void fc_staged_leave(fc_staged_target *target) {
+    free_target(target, true);
+}
+
+void fc_staged_stay(fc_staged_target *target) {
+    target->stays = true;
 }
 
 /* ---- its files, by name ---- */
@@ -170,7 +187,7 @@ static fc_staged_file *create_file(fc_staged_target *target, const char *path) {
     file->fd = memfd_create("fsdpckpt-target", MFD_CLOEXEC);
     if (!file->path || file->fd < 0) {
         const int saved = file->path ? errno : ENOMEM;
-        free_file(file);
+        free_file(file, false);
         errno = saved;
         return NULL;
     }

@@ -64,6 +64,12 @@ fc_code fc_staged_publish(fc_staged_target *target, bool only_new, struct fc_pro
 /** Aborts all that is not visible, and frees it. NULL is allowed. */
 void fc_staged_free(fc_staged_target *target);
 
+/** From now on, uploads outlive this process: fc_staged_take_up. */
+void fc_staged_stay(fc_staged_target *target);
+
+/** fc_staged_free for a target whose uploads another run takes up. */
+void fc_staged_leave(fc_staged_target *target);
+
 /* ---- its files, by name ---- */
 
 /** open(2): the descriptor is one of its own, with its own position. @return -1 with errno */
@@ -83,6 +89,19 @@ typedef struct fc_staged_data {
 } fc_staged_data;
 
 typedef struct fc_staged_file fc_staged_file;
+
+/**
+ * Begins the upload of a file that has its final length, or goes on with that of an earlier run.
+ * @param then ID of that upload; NULL: a new one
+ * @param done the bytes that it is said to have
+ * @param id receives the ID, which the file owns; NULL: the file is sent as a whole at the end. After `then`, NULL also
+ * means that its upload does not have these bytes.
+ */
+fc_code fc_staged_take_up(const char *path, const char *then, const fc_staged_data *done, size_t count, const char **id,
+                          fc_error *err);
+
+/** Returns whether the server has these bytes of a file that has an upload. */
+bool fc_staged_has_sent(fc_staged_file *file, uint64_t offset, uint64_t size);
 
 /**
  * Divides a file, which has its final length, into parts, and begins to send it. Only fc_staged_write writes bytes of

@@ -71,8 +71,23 @@ static fc_code send_part(fc_staged_file *file, unsigned number, fc_error *err) {
     rc = rc == FC_OK ? punch_part(file, number, err) : rc;
     pthread_mutex_lock(&file->target->lock);
     file->sending--;
+    part->done = rc == FC_OK;
     set_open(file, part, false);
     return rc;
+}
+
+static const char *name_of(const fc_staged_file *file) {
+    return file->path + strlen(FC_STAGED);
+}
+
+static fc_code need_parts(fc_staged_file *file, fc_error *err) {
+    file->parts = file->parts ? file->parts : calloc(file->nparts + 1, sizeof *file->parts);
+    FC_NEED(file->parts, err, file->path);
+    return FC_OK;
+}
+
+static fc_code begin_upload(fc_staged_file *file, fc_error *err) {
+    return fc_upload_begin(name_of(file), file->target->stays ? &file->id : NULL, &file->upload, err);
 }
 
 /* Counts, for each part, the bytes that the engine moves and those that are not final. */
@@ -91,6 +106,11 @@ static void count_bytes(fc_staged_file *file) {
             at = to;
         }
     }
+    for (unsigned i = 0; i < file->nparts; i++) {
+        if (file->parts[i].known) {
+            file->parts[i].missing = file->parts[i].engine = 0;
+        }
+    }
 }
 
 /* Subtracts what was final before. A part that is complete by that is sent at the end of the file. */
@@ -99,10 +119,11 @@ static fc_code count_finals(fc_staged_file *file, fc_error *err) {
         const fc_staged_data *d = &file->finals[i];
         for (uint64_t at = d->offset, end = d->offset + d->size; at < end;) {
             const uint64_t to = end_in_part(file, at, end);
-            if (at / file->part >= file->nparts || to - at > file->parts[at / file->part].missing) {
+            staged_part *part = at / file->part < file->nparts ? &file->parts[at / file->part] : NULL;
+            if (!part || (!part->known && to - at > part->missing)) {
                 return fail_twice(file, (unsigned)(at / file->part), err);
             }
-            file->parts[at / file->part].missing -= to - at;
+            part->missing -= part->known ? 0 : to - at;
             at = to;
         }
     }
@@ -110,12 +131,11 @@ static fc_code count_finals(fc_staged_file *file, fc_error *err) {
 }
 
 static fc_code begin_parts(fc_staged_file *file, fc_error *err) {
-    file->parts = calloc(file->nparts, sizeof *file->parts);
-    FC_NEED(file->parts, err, file->path);
+    FC_TRY(need_parts(file, err));
     count_bytes(file);
     FC_TRY(count_finals(file, err));
     find_first(file);
-    return fc_upload_begin(file->path + strlen(FC_STAGED), &file->upload, err);
+    return file->upload ? FC_OK : begin_upload(file, err);
 }
 
 /* Whether all data is within the file. */
@@ -127,8 +147,8 @@ static bool fits(uint64_t size, const fc_staged_data *data, size_t count) {
     return good;
 }
 
-static fc_code measure_parts(fc_staged_file *file, uint64_t memory, fc_error *err) {
-    enum { MIB = 1 << 20, LEAST_OPEN = 2 };
+static fc_code measure_parts(fc_staged_file *file, fc_error *err) {
+    enum { MIB = 1 << 20 };
     struct stat st;
     if (fstat(file->fd, &st) != 0) {
         return fc_fail_errno(err, errno, "%s: cannot be examined", file->path);
@@ -140,11 +160,16 @@ static fc_code measure_parts(fc_staged_file *file, uint64_t memory, fc_error *er
         file->part = (file->size / FC_STAGED_MOST_PARTS / MIB + 1) * MIB;
     }
     file->nparts = (unsigned)((file->size + file->part - 1) / file->part);
+    return FC_OK;
+}
+
+/* How many parts may be in memory at once. */
+static void limit_open(fc_staged_file *file, uint64_t memory) {
+    enum { LEAST_OPEN = 2 };
     const uint64_t open = memory / file->part;
     file->most_open = open < LEAST_OPEN             ? LEAST_OPEN
                       : open < FC_STAGED_MOST_PARTS ? (unsigned)open
                                                     : FC_STAGED_MOST_PARTS;
-    return FC_OK;
 }
 
 fc_code fc_staged_divide(const char *path, const fc_staged_data *data, size_t count, uint64_t memory, uint64_t *held,
@@ -155,7 +180,8 @@ fc_code fc_staged_divide(const char *path, const fc_staged_data *data, size_t co
     if (!file) {
         return fc_fail(err, FC_EIO, "%s: is missing", path);
     }
-    FC_TRY(measure_parts(file, memory, err));
+    FC_TRY(measure_parts(file, err));
+    limit_open(file, memory);
     if (!fits(file->size, data, count)) {
         return fc_fail(err, FC_EIO, "%s: its data ends after the file", path);
     }
@@ -169,13 +195,88 @@ fc_code fc_staged_divide(const char *path, const fc_staged_data *data, size_t co
         memcpy(file->data, data, count * sizeof *data);
     }
     *held = (file->most_open < file->nparts ? file->most_open : file->nparts) * file->part;
+    file->divided = true;
     return begin_parts(file, err);
+}
+
+/* ---- what an earlier run has sent ---- */
+
+/* Finds the parts with bytes of `done`. @return false if the server lacks one of them */
+static bool find_known(fc_staged_file *file, const uint64_t *sizes, const fc_staged_data *done, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        for (uint64_t at = done[i].offset, end = at + done[i].size; at < end;) {
+            const unsigned part = (unsigned)(at / file->part);
+            if (part >= file->nparts || sizes[part] != part_size(file, part)) {
+                return false;
+            }
+            file->parts[part].known = file->parts[part].sent = file->parts[part].done = true;
+            at = end_in_part(file, at, end);
+        }
+    }
+    return true;
+}
+
+/* Leaves file->upload NULL if it does not have these bytes. */
+static fc_code continue_upload(fc_staged_file *file, const char *id, const fc_staged_data *done, size_t count,
+                               fc_error *err) {
+    uint64_t *sizes = calloc(file->nparts + 1, sizeof *sizes);
+    FC_NEED(sizes, err, file->path);
+    fc_code rc;
+    FC_TRY_GOTO(need_parts(file, err), rc, out);
+    FC_TRY_GOTO(fc_upload_continue(name_of(file), id, sizes, file->nparts, &file->upload, err), rc, out);
+    if (file->upload && !find_known(file, sizes, done, count)) {
+        fc_upload_abort(file->upload);
+        file->upload = NULL;
+    }
+    if (!file->upload) {
+        memset(file->parts, 0, file->nparts * sizeof *file->parts);
+    }
+out:
+    free(sizes);
+    return rc;
+}
+
+fc_code fc_staged_take_up(const char *path, const char *then, const fc_staged_data *done, size_t count, const char **id,
+                          fc_error *err) {
+    fc_staged_target *target;
+    fc_staged_file *file = fc_staged_find_file(path, &target);
+    *id = NULL;
+    if (!file) {
+        return fc_fail(err, FC_EIO, "%s: is missing", path);
+    }
+    FC_TRY(measure_parts(file, err));
+    if (file->size <= FC_STAGED_WHOLE) {
+        return FC_OK;
+    }
+    if (then) {
+        file->id = strdup(then);
+        FC_NEED(file->id, err, path);
+        FC_TRY(continue_upload(file, then, done, count, err));
+    } else {
+        FC_TRY(begin_upload(file, err));
+    }
+    if (!file->upload) {
+        free(file->id);
+        file->id = NULL;
+    }
+    *id = file->id;
+    return FC_OK;
+}
+
+bool fc_staged_has_sent(fc_staged_file *file, uint64_t offset, uint64_t size) {
+    bool all = file->divided;
+    pthread_mutex_lock(&file->target->lock);
+    for (uint64_t at = offset; all && at < offset + size; at = end_in_part(file, at, offset + size)) {
+        all = file->parts[at / file->part].done;
+    }
+    pthread_mutex_unlock(&file->target->lock);
+    return all;
 }
 
 fc_staged_file *fc_staged_find(const char *path) {
     fc_staged_target *target;
     fc_staged_file *file = fc_is_staged(path) ? fc_staged_find_file(path, &target) : NULL;
-    return file && file->upload ? file : NULL;
+    return file && file->divided ? file : NULL;
 }
 
 /* Waits until a part may be begun: few are in memory, or it is the first one and none of the others is on its way out.
@@ -197,6 +298,9 @@ static bool enter_part(fc_staged_file *file, unsigned number) {
 static fc_code leave_part(fc_staged_file *file, unsigned number, uint64_t size, bool engine, fc_error *err) {
     staged_part *part = &file->parts[number];
     fc_code rc = FC_OK;
+    if (part->known) {
+        return FC_OK;
+    }
     pthread_mutex_lock(&file->target->lock);
     if (size > part->missing || (engine && size > part->engine)) {
         rc = fail_twice(file, number, err);
@@ -219,10 +323,11 @@ fc_code fc_staged_write(fc_staged_file *file, int fd, const unsigned char *bytes
     while (size > 0) {
         const unsigned number = (unsigned)(offset / file->part);
         const size_t some = (size_t)(end_in_part(file, offset, offset + size) - offset);
-        if (number >= file->nparts || !enter_part(file, number)) {
+        const bool known = number < file->nparts && file->parts[number].known;
+        if (number >= file->nparts || (!known && !enter_part(file, number))) {
             return fc_fail(err, FC_EIO, "%s: another thread could not write its part", file->path);
         }
-        FC_TRY(fc_pwrite_full(fd, bytes, some, offset, file->path, err));
+        FC_TRY(known ? FC_OK : fc_pwrite_full(fd, bytes, some, offset, file->path, err));
         FC_TRY(leave_part(file, number, some, true, err));
         bytes += some;
         offset += some;
@@ -248,7 +353,7 @@ static fc_code keep_final(fc_staged_file *file, uint64_t offset, uint64_t size, 
 fc_code fc_staged_final(const char *path, uint64_t offset, uint64_t size, fc_error *err) {
     fc_staged_target *target;
     fc_staged_file *file = fc_is_staged(path) ? fc_staged_find_file(path, &target) : NULL;
-    if (file && !file->upload) {
+    if (file && !file->divided) {
         return keep_final(file, offset, size, err);
     }
     while (file && size > 0) {

@@ -18,6 +18,8 @@ typedef struct staged_part {
     uint64_t engine;  /* those of the engine */
     bool open;        /* it counts in fc_staged_file.open */
     bool sent;        /* or being sent */
+    bool done;        /* the server has it */
+    bool known;       /* from an earlier run: nothing of it is written */
 } staged_part;
 
 struct fc_staged_file {
@@ -27,9 +29,11 @@ struct fc_staged_file {
     int fd;            /* memfd */
     bool engine;       /* it has data, so it is not an index */
     fc_upload *upload; /* NULL: it is sent as a whole */
+    char *id;          /* of the upload, if it stays for another run; else NULL */
     uint64_t size, part;
     unsigned nparts;
     struct staged_part *parts;
+    bool divided;
     unsigned first;     /* the first part of which the engine has bytes to write */
     unsigned most_open; /* parts that may be in memory at once */
     unsigned open;      /* parts in memory, without those that only lack headers */
@@ -49,6 +53,7 @@ struct fc_staged_target {
     fc_staged_target *next;
     char *path; /* with FC_STAGED */
     bool is_folder;
+    bool stays;                     /* what is sent outlives this process */
     pthread_mutex_t lock;           /* guards the states of parts */
     pthread_cond_t changed;         /* a part was opened or closed, or another one is first */
     fc_staged_file *files, *newest; /* the last one is the one that is asked for most */

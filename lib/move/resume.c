@@ -9,11 +9,14 @@
 #include "base/grow.h"
 #include "fsdpckpt/order.h"
 #include "fsdpckpt/try.h"
+#include "io/staged_objects.h"
 #include "io/staging.h"
 #include "io/sync.h"
 #include "move/queue.h"
 #include "move/resume_file.h"
 #include "move/resume_identity.h"
+#include "move/resume_sums.h"
+#include "net/remote.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -25,36 +28,29 @@
 #include <unistd.h>
 
 enum {
-    RECORDS = 32, /* at least so many per conversion, so that a dead run loses 3 % at most */
-    SECONDS = 2,  /* between two records */
-    NEAR = 16     /* pending tiles that a new one is joined with, if it follows one of them */
+    RECORDS = 32,         /* at least so many per conversion, so that a dead run loses 3 % at most */
+    REMOTE_RECORDS = 128, /* in a bucket, where some wait for the rest of a part */
+    SECONDS = 2,          /* between two records */
+    NEAR = 16             /* pending tiles that a new one is joined with, if it follows one of them */
 };
 static const uint64_t least_record = 64 << 10, most_record = 1 << 30; /* bytes between two records */
-
-/* What the journal has of the sums of one source, or of the flags of one value. */
-typedef struct source_sums {
-    fc_source_crc *now; /* NULL: flags, which are sums of one byte */
-    fc_read_flags flags;
-    struct {
-        uint64_t bytes, sum;
-    } * saved; /* count_sums of them */
-} source_sums;
 
 /* Finished tiles that no record has yet. */
 typedef struct pending {
     fc_done_tiles *tiles;
     size_t count, capacity;
-    fc_done_sum *sums;
-    size_t nsums, most_sums;
+    fc_noted_sums sums;
+    uint64_t bytes;
 } pending;
 
 struct fc_resume {
     const fc_target *target;
     fc_tile_journal journal;
     char *folder;
-    int tiles; /* descriptor of the directory of the staged files */
-    source_sums *sources;
-    size_t nsources, most_sources;
+    int tiles;               /* descriptor of the directory of the staged files; -1 in a bucket, */
+    fc_staged_file **staged; /* where they have these, by number; NULL: it has no parts yet */
+    size_t most_staged;
+    fc_resume_sums sums; /* of the sources */
     uint64_t record_bytes;
     fc_progress *progress;
     const fc_target_file *file;   /* the one that is being moved, */
@@ -67,7 +63,8 @@ struct fc_resume {
     bool paused, recording;  /* no worker takes a batch; one writes a record */
     bool failed, named, any; /* a batch failed; files have new names; there are tile records */
     pending pending;
-    uint64_t pending_bytes;
+    pending *waiting; /* the tiles of records that are to be written when all of them are safe */
+    size_t nwaiting, most_waiting;
     time_t recorded_at;
 };
 
@@ -75,81 +72,6 @@ static time_t clock_now(void) {
     struct timespec now = {0, 0};
     clock_gettime(CLOCK_MONOTONIC, &now);
     return now.tv_sec;
-}
-
-/* ---- what was read of the sources ---- */
-
-static size_t count_sums(const source_sums *s) {
-    return s->now ? fc_source_crc_count(s->now) : s->flags.count;
-}
-
-static fc_saved_sum save_sum(const source_sums *s, size_t index) {
-    return s->now ? fc_source_crc_save(s->now, index)
-                  : (fc_saved_sum){.bytes = atomic_load(&s->flags.read[index]) ? 1 : 0};
-}
-
-/* @return false if it cannot be one of them. */
-static bool load_sum(const source_sums *s, uint64_t index, const fc_saved_sum *sum) {
-    if (index >= count_sums(s)) {
-        return false;
-    }
-    if (s->now) {
-        return fc_source_crc_load(s->now, (size_t)index, sum);
-    }
-    return sum->bytes == 1 && !atomic_exchange(&s->flags.read[index], true);
-}
-
-static fc_code add_source(void *context, fc_source_crc *sums, const fc_read_flags *flags, fc_error *err) {
-    fc_resume *r = context;
-    FC_NEED(fc_grow(&r->sources, &r->most_sources, r->nsources + 1, sizeof *r->sources), err, r->folder);
-    source_sums *s = &r->sources[r->nsources];
-    *s = (source_sums){.now = sums, .flags = flags ? *flags : (fc_read_flags){NULL, 0}};
-    s->saved = calloc(count_sums(s) + 1, sizeof *s->saved);
-    FC_NEED(s->saved, err, r->folder);
-    r->nsources++;
-    return FC_OK;
-}
-
-static fc_code find_sources(fc_resume *r, fc_source_crc *recorded, fc_error *err) {
-    const fc_checkpoint *source = r->target->source;
-    FC_TRY(add_source(r, recorded, NULL, err));
-    return source->format->reader.visit_sums ? source->format->reader.visit_sums(source, add_source, r, err) : FC_OK;
-}
-
-/* Adds what the journal has to the sums. */
-static fc_code load_sums(fc_resume *r, fc_error *err) {
-    for (size_t i = 0; i < r->journal.nsums; i++) {
-        const fc_done_sum *s = &r->journal.sums[i];
-        if (s->source >= r->nsources || !load_sum(&r->sources[s->source], s->index, &s->sum)) {
-            return fc_fail(err, FC_ECORRUPT, "%s: damaged: remove %s to begin again", r->journal.path, r->folder);
-        }
-        r->sources[s->source].saved[s->index].bytes += s->sum.bytes;
-        r->sources[s->source].saved[s->index].sum ^= s->sum.sum;
-    }
-    return FC_OK;
-}
-
-/* Adds what was read since the last record to the pending sums. No worker is reading. */
-static fc_code note_sums(fc_resume *r, fc_error *err) {
-    pending *p = &r->pending;
-    for (size_t s = 0; s < r->nsources; s++) {
-        source_sums *of = &r->sources[s];
-        const size_t count = count_sums(of);
-        for (size_t i = 0; i < count; i++) {
-            fc_saved_sum sum = save_sum(of, i);
-            sum.bytes -= of->saved[i].bytes;
-            if (sum.bytes == 0) {
-                continue;
-            }
-            FC_NEED(fc_grow(&p->sums, &p->most_sums, p->nsums + 1, sizeof *p->sums), err, r->folder);
-            of->saved[i].bytes += sum.bytes;
-            const uint64_t whole = sum.sum;
-            sum.sum ^= of->saved[i].sum;
-            of->saved[i].sum = whole;
-            p->sums[p->nsums++] = (fc_done_sum){s, i, sum};
-        }
-    }
-    return FC_OK;
 }
 
 /* ---- opening ---- */
@@ -180,27 +102,28 @@ static fc_code open_journal(fc_resume *r, const fc_resume_options *o, fc_error *
     fc_notes identity = {NULL, 0, 0};
     char *path = NULL, *tiles = NULL;
     fc_code rc = FC_OK;
-    if (asprintf(&path, "%s/" FC_STAGED_JOURNAL, r->folder) < 0) {
+    const bool remote = fc_is_remote(r->folder); /* it is the journal itself */
+    if (asprintf(&path, remote ? "%s" : "%s/" FC_STAGED_JOURNAL, r->folder) < 0) {
         path = NULL;
     }
     if (asprintf(&tiles, "%s/" FC_STAGED_TILES, r->folder) < 0) {
         tiles = NULL;
     }
     FC_TRY_GOTO(path && tiles ? FC_OK : fc_no_memory(err, r->folder), rc, out);
-    r->tiles = open(tiles, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
-    FC_TRY_GOTO(r->tiles >= 0 ? FC_OK : fc_fail_errno(err, errno, "%s: cannot be opened", tiles), rc, out);
+    r->tiles = remote ? -1 : open(tiles, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
+    FC_TRY_GOTO(remote || r->tiles >= 0 ? FC_OK : fc_fail_errno(err, errno, "%s: cannot be opened", tiles), rc, out);
     FC_TRY_GOTO(fc_tile_journal_open(path, &r->journal, err), rc, out);
     FC_TRY_GOTO(fc_resume_identify(r->target, o->path, o->convert, &identity, err), rc, out);
     fc_tile_journal *j = &r->journal;
     r->any = j->ntiles > 0;
     if (r->any) {
         FC_TRY_GOTO(fc_resume_compare(j->identity, j->identity_size, &identity, r->folder, err), rc, out);
-        FC_TRY_GOTO(load_sums(r, err), rc, out);
+        FC_TRY_GOTO(fc_resume_sums_load(&r->sums, j, r->folder, err), rc, out);
         fc_sort_items(j->tiles, j->ntiles, sizeof *j->tiles, compare_tiles);
         report_done(r, o);
     } else {
         FC_TRY_GOTO(fc_tile_journal_begin(j, (const char *)identity.data, identity.size, err), rc, out);
-        rc = fc_sync_path(AT_FDCWD, r->folder, r->folder, err);
+        rc = remote ? FC_OK : fc_sync_path(AT_FDCWD, r->folder, r->folder, err);
     }
 out:
     free(identity.data);
@@ -213,7 +136,7 @@ fc_code fc_resume_open(const fc_target *target, const fc_resume_options *options
     fc_resume *r = calloc(1, sizeof *r);
     *out = NULL;
     FC_NEED(r, err, options->path);
-    const uint64_t part = options->bytes / RECORDS;
+    const uint64_t part = options->bytes / (fc_is_remote(options->folder) ? REMOTE_RECORDS : RECORDS);
     r->target = target;
     r->tiles = r->journal.fd = -1;
     r->progress = options->convert->work.progress;
@@ -222,7 +145,8 @@ fc_code fc_resume_open(const fc_target *target, const fc_resume_options *options
     pthread_mutex_init(&r->lock, NULL);
     pthread_cond_init(&r->changed, NULL);
     r->folder = strdup(options->folder);
-    fc_code rc = r->folder ? find_sources(r, options->recorded, err) : fc_no_memory(err, options->path);
+    fc_code rc = r->folder ? fc_resume_sums_find(&r->sums, target->source, options->recorded, err)
+                           : fc_no_memory(err, options->path);
     rc = rc == FC_OK ? open_journal(r, options, err) : rc;
     if (rc != FC_OK) {
         fc_resume_free(r);
@@ -232,16 +156,22 @@ fc_code fc_resume_open(const fc_target *target, const fc_resume_options *options
     return FC_OK;
 }
 
+static void free_pending(const pending *p) {
+    free(p->tiles);
+    free(p->sums.list);
+}
+
 void fc_resume_free(fc_resume *resume) {
     if (!resume) {
         return;
     }
-    for (size_t i = 0; i < resume->nsources; i++) {
-        free(resume->sources[i].saved);
+    fc_resume_sums_free(&resume->sums);
+    free(resume->staged);
+    free_pending(&resume->pending);
+    for (size_t i = 0; i < resume->nwaiting; i++) {
+        free_pending(&resume->waiting[i]);
     }
-    free(resume->sources);
-    free(resume->pending.tiles);
-    free(resume->pending.sums);
+    free(resume->waiting);
     fc_tile_journal_free(&resume->journal);
     if (resume->tiles >= 0) {
         close(resume->tiles);
@@ -278,7 +208,7 @@ static bool are_sound(const fc_resume *r, const fc_target_file *file, const fc_d
     return true;
 }
 
-/* Finds the tiles of the file, and counts them as done. */
+/* Finds the tiles of the file. */
 static void find_tiles(fc_resume *r, const fc_target_file *file) {
     const fc_tile_journal *j = &r->journal;
     size_t first = 0, end = 0;
@@ -289,30 +219,50 @@ static void find_tiles(fc_resume *r, const fc_target_file *file) {
     }
     r->done = j->tiles + first;
     r->ndone = end - first;
+}
+
+static void count_tiles(const fc_resume *r) {
     for (size_t i = 0; i < r->ndone && r->progress; i++) {
         atomic_fetch_add(&r->progress->done, r->done[i].bytes);
     }
 }
 
 /* Durable before the old file is gone: its inode could become that of the new one. */
-static fc_code begin_file(fc_resume *r, const fc_target_file *file, const fc_staged_file *made, bool was_known,
+static fc_code begin_file(fc_resume *r, const fc_target_file *file, const fc_written_file *made, bool was_known,
                           fc_error *err) {
     FC_TRY(fc_tile_journal_file(&r->journal, r->number, made, err));
     FC_TRY(was_known ? fc_tile_journal_sync(&r->journal, err) : FC_OK);
     return fc_staged_name(file, r->tiles, r->number, err);
 }
 
+/* Counts the tiles of a file that is made in a bucket as done if its upload goes on. */
+static fc_code take_upload(fc_resume *r, const fc_written_file *then, fc_error *err) {
+    fc_written_file made;
+    bool taken = false;
+    find_tiles(r, r->file);
+    FC_NEED(fc_grow(&r->staged, &r->most_staged, (size_t)r->next_number, sizeof(fc_staged_file *)), err, r->folder);
+    r->staged[r->number] = NULL;
+    FC_TRY(fc_staged_take_upload(r->target, r->file, then, r->done, r->ndone, &made, &taken, err));
+    r->ndone = taken ? r->ndone : 0;
+    count_tiles(r);
+    return taken ? FC_OK : fc_tile_journal_file(&r->journal, r->number, &made, err);
+}
+
 fc_code fc_resume_file(fc_resume *resume, const fc_target_file *file, fc_error *err) {
     fc_resume *r = resume;
-    fc_staged_file made;
+    fc_written_file made;
     bool taken = false;
     r->file = file;
     r->number = r->next_number++;
     r->ndone = 0;
-    const fc_staged_file *then = r->number < r->journal.nfiles ? &r->journal.files[r->number] : NULL;
+    const fc_written_file *then = r->number < r->journal.nfiles ? &r->journal.files[r->number] : NULL;
+    if (r->journal.remote) {
+        return take_upload(r, then, err);
+    }
     FC_TRY(fc_staged_take(r->target, file, r->tiles, r->number, then, &made, &taken, err));
     if (taken) {
         find_tiles(r, file);
+        count_tiles(r);
         return FC_OK;
     }
     r->named = true;
@@ -343,7 +293,7 @@ static bool joins(fc_done_tiles *a, const fc_done_tiles *b) {
 
 static fc_code note_tile(fc_resume *r, const fc_done_tiles *tile, fc_error *err) {
     pending *p = &r->pending;
-    r->pending_bytes += tile->bytes;
+    p->bytes += tile->bytes;
     for (size_t i = p->count; i > 0 && p->count - i < NEAR; i--) {
         if (joins(&p->tiles[i - 1], tile)) {
             return FC_OK;
@@ -355,6 +305,9 @@ static fc_code note_tile(fc_resume *r, const fc_done_tiles *tile, fc_error *err)
 }
 
 static fc_code note_batch(fc_resume *r, const fc_batch *batch, fc_error *err) {
+    if (r->journal.remote && !r->staged[r->number]) {
+        r->staged[r->number] = fc_staged_find(r->file->path);
+    }
     for (int i = 0; i < batch->count; i++) {
         const fc_target_item *item = batch->tiles[i].active->item;
         const fc_done_tiles tile = {r->number,
@@ -362,16 +315,26 @@ static fc_code note_batch(fc_resume *r, const fc_batch *batch, fc_error *err) {
                                     batch->tiles[i].tile.start,
                                     batch->tiles[i].tile.count,
                                     batch->tiles[i].size,
-                                    batch->tiles[i].digest};
+                                    batch->tiles[i].digest,
+                                    batch->tiles[i].offset};
         FC_TRY(note_tile(r, &tile, err));
     }
     return FC_OK;
 }
 
-/* Syncs the files of the tiles, then appends and syncs the record. */
-static fc_code write_record(fc_resume *r, const pending *p, bool named, fc_error *err) {
+/* Whether tiles are safe: the server has them, or the disk will after a sync. */
+static bool are_safe(const fc_resume *r, const pending *p) {
+    bool safe = true;
+    for (size_t i = 0; i < p->count && safe && r->journal.remote; i++) {
+        fc_staged_file *file = r->staged[p->tiles[i].file];
+        safe = file && fc_staged_has_sent(file, p->tiles[i].offset, p->tiles[i].bytes);
+    }
+    return safe;
+}
+
+static fc_code sync_files(const fc_resume *r, const pending *p, bool named, fc_error *err) {
     uint64_t last = UINT64_MAX;
-    for (size_t i = 0; i < p->count; i++) { /* files come one after the other */
+    for (size_t i = 0; i < p->count && r->tiles >= 0; i++) { /* files come one after the other */
         if (p->tiles[i].file != last) {
             char name[FC_STAGED_NAME];
             last = p->tiles[i].file;
@@ -379,40 +342,58 @@ static fc_code write_record(fc_resume *r, const pending *p, bool named, fc_error
             FC_TRY(fc_sync_path(r->tiles, name, r->folder, err));
         }
     }
-    FC_TRY(named ? fc_sync_path(r->tiles, ".", r->folder, err) : FC_OK);
-    FC_TRY(fc_tile_journal_add(&r->journal, p->tiles, p->count, p->sums, p->nsums, err));
-    return fc_tile_journal_sync(&r->journal, err);
+    return named && r->tiles >= 0 ? fc_sync_path(r->tiles, ".", r->folder, err) : FC_OK;
+}
+
+/* Syncs the files, then appends and syncs the records whose tiles are safe. */
+static fc_code write_records(fc_resume *r, bool named, fc_error *err) {
+    size_t kept = 0;
+    bool any = false;
+    fc_code rc = FC_OK;
+    for (size_t i = 0; i < r->nwaiting; i++) {
+        pending *p = &r->waiting[i];
+        if (rc != FC_OK || !are_safe(r, p)) {
+            r->waiting[kept++] = *p;
+            continue;
+        }
+        rc = sync_files(r, p, named, err);
+        rc = rc == FC_OK ? fc_tile_journal_add(&r->journal, p->tiles, p->count, p->sums.list, p->sums.count, err) : rc;
+        free_pending(p);
+        any = true;
+    }
+    r->nwaiting = kept;
+    rc = rc == FC_OK && any ? fc_tile_journal_sync(&r->journal, err) : rc;
+    r->any |= any && rc == FC_OK;
+    return rc;
 }
 
 static bool is_due(const fc_resume *r) {
-    return !r->recording && !r->failed && r->pending_bytes > 0 &&
-           (r->pending_bytes >= r->record_bytes || clock_now() - r->recorded_at >= SECONDS);
+    return !r->recording && !r->failed && r->pending.bytes > 0 &&
+           (r->pending.bytes >= r->record_bytes || clock_now() - r->recorded_at >= SECONDS);
 }
 
 /* Records the pending tiles. Called with the lock, which is free while the disk is written to. */
 static fc_code record(fc_resume *r, fc_error *err) {
-    pending taken;
     bool named;
     r->recording = r->paused = true;
     while (r->active > 0) {
         pthread_cond_wait(&r->changed, &r->lock);
     }
-    fc_code rc = r->failed ? FC_OK : note_sums(r, err);
+    fc_code rc = r->failed ? FC_OK : fc_resume_sums_note(&r->sums, &r->pending.sums, err);
+    rc = rc == FC_OK && !fc_grow(&r->waiting, &r->most_waiting, r->nwaiting + 1, sizeof *r->waiting)
+             ? fc_no_memory(err, r->folder)
+             : rc;
     const bool writes = rc == FC_OK && !r->failed;
     r->paused = false;
     pthread_cond_broadcast(&r->changed);
     if (writes) {
-        taken = r->pending;
+        r->waiting[r->nwaiting++] = r->pending;
         named = r->named;
         r->pending = (pending){0};
-        r->pending_bytes = 0;
         r->named = false;
         pthread_mutex_unlock(&r->lock);
-        rc = write_record(r, &taken, named, err);
-        free(taken.tiles);
-        free(taken.sums);
+        rc = write_records(r, named, err);
         pthread_mutex_lock(&r->lock);
-        r->any |= rc == FC_OK;
     }
     r->recorded_at = clock_now();
     r->recording = false;
@@ -446,8 +427,10 @@ fc_code fc_resume_leave(fc_resume *resume, const fc_batch *batch, bool moved, fc
 void fc_resume_flush(fc_resume *resume) {
     fc_error ignored;
     pthread_mutex_lock(&resume->lock);
-    if (!resume->failed && resume->pending_bytes > 0) {
+    if (!resume->failed && resume->pending.bytes > 0) {
         (void)record(resume, &ignored);
+    } else if (resume->nwaiting > 0) { /* they may be safe by now */
+        (void)write_records(resume, false, &ignored);
     }
     pthread_mutex_unlock(&resume->lock);
 }

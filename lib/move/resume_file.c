@@ -9,6 +9,8 @@
 #include "fsdpckpt/order.h"
 #include "fsdpckpt/try.h"
 #include "io/file.h"
+#include "io/path.h"
+#include "io/staged_objects.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -91,7 +93,7 @@ static fc_code copy_headers(const fc_target *target, const fc_target_file *file,
 
 /* Whether the open file is the one that the journal means, and has no name but that in `tiles`: it is written to in
  * place, and whoever has another name of it, such as a target that is in place, must not see that. */
-static bool is_staged(const struct stat *was, const struct stat *made, const fc_staged_file *then) {
+static bool is_staged(const struct stat *was, const struct stat *made, const fc_written_file *then) {
     return S_ISREG(was->st_mode) && was->st_nlink == 1 && was->st_uid == geteuid() && was->st_dev == made->st_dev &&
            was->st_ino == then->inode && (uint64_t)was->st_size == then->size;
 }
@@ -114,7 +116,7 @@ static fc_code take_open(const fc_target *target, const fc_target_file *file, in
 }
 
 fc_code fc_staged_take(const fc_target *target, const fc_target_file *file, int tiles, uint64_t number,
-                       const fc_staged_file *then, fc_staged_file *now, bool *taken, fc_error *err) {
+                       const fc_written_file *then, fc_written_file *now, bool *taken, fc_error *err) {
     char name[FC_STAGED_NAME];
     struct stat st, was;
     fc_code rc = FC_OK;
@@ -126,7 +128,7 @@ fc_code fc_staged_take(const fc_target *target, const fc_target_file *file, int 
         goto out;
     }
     old = openat(tiles, name, O_WRONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK); /* waits for no reader of a pipe */
-    *now = (fc_staged_file){st.st_ino, (uint64_t)st.st_size, fc_staged_layout(target, file)};
+    *now = (fc_written_file){st.st_ino, (uint64_t)st.st_size, fc_staged_layout(target, file), NULL};
     *taken = then && old >= 0 && fstat(old, &was) == 0 && is_staged(&was, &st, then) && then->size == now->size &&
              then->layout == now->layout;
     rc = *taken ? take_open(target, file, tiles, name, made, &st, old, err) : FC_OK;
@@ -151,4 +153,44 @@ fc_code fc_staged_name(const fc_target_file *file, int tiles, uint64_t number, f
                          "%s: the file system gives no file a second name, so a conversion there cannot be resumed",
                          file->path)
                : fc_fail_errno(err, errno, "%s: cannot be given a second name", file->path);
+}
+
+/* ---- in a bucket ---- */
+
+/* @return the bytes of finished tiles, which the caller frees; NULL: out of memory */
+static fc_staged_data *list_ranges(const fc_target *target, const fc_target_file *file, const fc_done_tiles *done,
+                                   size_t count) {
+    fc_staged_data *ranges = calloc(count + 1, sizeof *ranges);
+    for (size_t i = 0; ranges && i < count; i++) {
+        const fc_target_item *item = &file->items[done[i].item];
+        const uint32_t size = fc_dtype_size(target->tensors[item->tensor].dtype);
+        ranges[i] = (fc_staged_data){item->offset + (uint64_t)done[i].start * size, done[i].bytes};
+    }
+    return ranges;
+}
+
+fc_code fc_staged_take_upload(const fc_target *target, const fc_target_file *file, const fc_written_file *then,
+                              const fc_done_tiles *done, size_t count, fc_written_file *now, bool *taken,
+                              fc_error *err) {
+    struct stat st;
+    const char *id = NULL;
+    fc_staged_data *ranges = list_ranges(target, file, done, count);
+    fc_code rc = ranges ? FC_OK : fc_no_memory(err, file->path);
+    *taken = false;
+    if (rc == FC_OK && fc_stat(file->path, &st) != 0) {
+        rc = fc_fail_errno(err, errno, "%s: cannot be examined", file->path);
+    }
+    FC_TRY_GOTO(rc, rc, out);
+    *now = (fc_written_file){0, (uint64_t)st.st_size, fc_staged_layout(target, file), NULL};
+    if (then && then->upload && count > 0 && then->size == now->size && then->layout == now->layout) {
+        FC_TRY_GOTO(fc_staged_take_up(file->path, then->upload, ranges, count, &id, err), rc, out);
+        *taken = id != NULL;
+    }
+    if (!id) {
+        FC_TRY_GOTO(fc_staged_take_up(file->path, NULL, NULL, 0, &id, err), rc, out);
+    }
+    now->upload = (char *)(uintptr_t)id; /* only read */
+out:
+    free(ranges);
+    return rc;
 }

@@ -11,11 +11,15 @@
 #include "base/little.h"
 #include "fsdpckpt/try.h"
 #include "io/file.h"
+#include "io/path.h"
+#include "net/remote.h"
+#include "net/upload.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -24,7 +28,8 @@ enum {
     HEAD = 2 * NUMBER, /* kind and length */
     FILE_NUMBERS = 4,
     TILE_NUMBERS = 8,
-    SUM_NUMBERS = 6
+    SUM_NUMBERS = 6,
+    MOST_FETCHED = 1 << 30 /* bytes of a journal in a bucket */
 };
 
 typedef enum record_kind { RECORD_IDENTITY = 1, RECORD_FILE, RECORD_TILES } record_kind;
@@ -71,7 +76,8 @@ static void forget_tiles(fc_tile_journal *j, uint64_t file) {
 
 /* @return whether the content is good; sets *rc if memory runs out. */
 static bool read_file(fc_tile_journal *j, content *c, fc_code *rc, fc_error *err) {
-    if (c->left != FILE_NUMBERS * NUMBER) {
+    const size_t numbers = (size_t)FILE_NUMBERS * NUMBER;
+    if (c->left < numbers || memchr(c->at + numbers, 0, (size_t)c->left - numbers)) {
         return false;
     }
     const uint64_t number = take(c);
@@ -84,13 +90,16 @@ static bool read_file(fc_tile_journal *j, content *c, fc_code *rc, fc_error *err
     }
     if (number < j->nfiles) {
         forget_tiles(j, number);
+        free(j->files[number].upload);
     } else {
         j->nfiles++;
     }
-    fc_staged_file *file = &j->files[number];
+    fc_written_file *file = &j->files[number];
     file->inode = take(c);
     file->size = take(c);
     file->layout = take(c);
+    file->upload = c->left > 0 ? strndup((const char *)c->at, (size_t)c->left) : NULL;
+    *rc = file->upload || c->left == 0 ? FC_OK : fc_no_memory(err, j->path);
     return true;
 }
 
@@ -104,6 +113,7 @@ static fc_done_tiles take_tiles(content *c) {
     t.digest.item = take(c);
     t.digest.tensor = take(c);
     t.digest.item32 = (uint32_t)take(c);
+    t.offset = 0;
     return t;
 }
 
@@ -184,11 +194,29 @@ out:
     return rc;
 }
 
+/* Copies a journal in a bucket, if it is there. */
+static fc_code fetch(const char *path, int to, fc_error *err) {
+    char *text = NULL;
+    size_t size = 0;
+    struct stat st;
+    bool found = false;
+    FC_TRY(fc_stat_path(path, &st, &found, err));
+    if (!found) {
+        return FC_OK;
+    }
+    FC_TRY(fc_read_whole(path, "a journal", MOST_FETCHED, &text, &size, err));
+    const fc_code rc = fc_pwrite_full(to, text, size, 0, path, err);
+    free(text);
+    return rc;
+}
+
 fc_code fc_tile_journal_open(const char *path, fc_tile_journal *journal, fc_error *err) {
     struct stat st;
-    *journal = (fc_tile_journal){.fd = -1, .path = strdup(path)};
+    *journal = (fc_tile_journal){.fd = -1, .path = strdup(path), .remote = fc_is_remote(path)};
     FC_NEED(journal->path, err, path);
-    journal->fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600);
+    journal->fd = journal->remote ? memfd_create("fsdpckpt-journal", MFD_CLOEXEC)
+                                  : open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600);
+    FC_TRY(journal->remote && journal->fd >= 0 ? fetch(path, journal->fd, err) : FC_OK);
     if (journal->fd < 0 || fstat(journal->fd, &st) != 0 || !S_ISREG(st.st_mode)) {
         return fc_fail_errno(err, journal->fd < 0 ? errno : EINVAL, "%s: cannot be opened", path);
     }
@@ -205,6 +233,9 @@ void fc_tile_journal_free(fc_tile_journal *journal) {
     }
     free(journal->path);
     free(journal->identity);
+    for (size_t i = 0; i < journal->nfiles; i++) {
+        free(journal->files[i].upload);
+    }
     free(journal->files);
     free(journal->tiles);
     free(journal->sums);
@@ -243,6 +274,9 @@ static bool put_head(fc_notes *notes) {
 }
 
 fc_code fc_tile_journal_sync(const fc_tile_journal *journal, fc_error *err) {
+    if (journal->remote) {
+        return fc_upload_whole(journal->path, journal->fd, journal->end, false, err);
+    }
     return fdatasync(journal->fd) == 0 ? FC_OK : fc_fail_errno(err, errno, "%s: fdatasync", journal->path);
 }
 
@@ -250,18 +284,22 @@ fc_code fc_tile_journal_begin(fc_tile_journal *journal, const char *identity, si
     fc_notes notes = {NULL, 0, 0};
     journal->end = journal->crc = 0;
     FC_TRY(cut(journal, err));
-    journal->nfiles = journal->ntiles = journal->nsums = 0;
+    while (journal->nfiles > 0) {
+        free(journal->files[--journal->nfiles].upload);
+    }
+    journal->ntiles = journal->nsums = 0;
     fc_code rc = put_head(&notes) && fc_notes_add(&notes, identity, size)
                      ? append(journal, RECORD_IDENTITY, &notes, err)
                      : fc_no_memory(err, journal->path);
     free(notes.data);
-    return rc == FC_OK ? fc_tile_journal_sync(journal, err) : rc;
+    return rc == FC_OK && !journal->remote ? fc_tile_journal_sync(journal, err) : rc;
 }
 
-fc_code fc_tile_journal_file(fc_tile_journal *journal, uint64_t number, const fc_staged_file *file, fc_error *err) {
+fc_code fc_tile_journal_file(fc_tile_journal *journal, uint64_t number, const fc_written_file *file, fc_error *err) {
     fc_notes notes = {NULL, 0, 0};
     bool good = put_head(&notes) && put(&notes, number) && put(&notes, file->inode) && put(&notes, file->size) &&
-                put(&notes, file->layout);
+                put(&notes, file->layout) &&
+                (!file->upload || fc_notes_add(&notes, file->upload, strlen(file->upload)));
     fc_code rc = good ? append(journal, RECORD_FILE, &notes, err) : fc_no_memory(err, journal->path);
     free(notes.data);
     return rc;

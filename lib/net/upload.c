@@ -77,15 +77,14 @@ static fc_code ask_upload(const fc_upload *u, const fc_net_request *request, int
     return judge(&x, err);
 }
 
-fc_code fc_upload_begin(const char *name, fc_upload **out, fc_error *err) {
+/* Asks for an upload with a socket. @param buffer receives what is known of it, of `size` bytes at most
+ * @param out receives NULL if there is none */
+static fc_code open_upload(const char *name, const fc_net_request *request, void *buffer, size_t size, fc_upload **out,
+                           fc_error *err) {
     int ends[2] = {-1, -1};
-    uint64_t unused = 0;
-    fc_upload *u = NULL;
+    fc_exchange x = {.name = name, .buffer = buffer, .size = size};
+    fc_upload *u = calloc(1, sizeof *u);
     fc_code rc;
-    *out = NULL;
-    FC_TRY(check_object(name, err));
-    const fc_net_request request = fc_exchange_request(FC_NET_BEGIN, name);
-    u = calloc(1, sizeof *u);
     FC_TRY_GOTO(u ? FC_OK : fc_no_memory(err, name), rc, out);
     u->socket = -1;
     u->name = strdup(name);
@@ -95,15 +94,52 @@ fc_code fc_upload_begin(const char *name, fc_upload **out, fc_error *err) {
         goto out;
     }
     u->socket = ends[0];
-    FC_TRY_GOTO(ask_about(name, &request, ends[1], &unused, err), rc, out);
-    *out = u;
-    u = NULL;
+    FC_TRY_GOTO(fc_fetcher_get(&x.fetcher, err), rc, out);
+    FC_TRY_GOTO(fc_exchange_ask(&x, x.fetcher.requests, request, ends[1], err), rc, out);
+    if (x.last.kind == FC_NET_DONE) {
+        *out = u;
+        u = NULL;
+    }
 out:
     if (ends[1] >= 0) {
         close(ends[1]);
     }
     forget(u);
     return rc;
+}
+
+fc_code fc_upload_begin(const char *name, char **id, fc_upload **out, fc_error *err) {
+    char *text = calloc(1, FC_NET_MOST_ID + 1);
+    *out = NULL;
+    FC_NEED(text, err, name);
+    fc_code rc;
+    FC_TRY_GOTO(check_object(name, err), rc, out);
+    fc_net_request request = fc_exchange_request(FC_NET_BEGIN, name);
+    request.flag = id != NULL;
+    FC_TRY_GOTO(open_upload(name, &request, text, id ? FC_NET_MOST_ID : 0, out, err), rc, out);
+    if (id) {
+        *id = text;
+        text = NULL;
+    }
+out:
+    free(text);
+    return rc;
+}
+
+fc_code fc_upload_continue(const char *name, const char *id, uint64_t *sizes, unsigned count, fc_upload **out,
+                           fc_error *err) {
+    *out = NULL;
+    FC_TRY(check_object(name, err));
+    fc_net_request request = fc_exchange_request(FC_NET_CONTINUE, name);
+    const size_t size = strlen(id);
+    if (size == 0 || size >= FC_NET_MOST_NAME - request.name_size) {
+        return fc_fail(err, FC_EUNSUPPORTED, "%s: the name is too long to go on with its upload", name);
+    }
+    request.name[request.name_size++] = '\0';
+    memcpy(request.name + request.name_size, id, size);
+    request.name_size += (uint32_t)size;
+    request.part = count;
+    return open_upload(name, &request, sizes, count * sizeof *sizes, out, err);
 }
 
 fc_code fc_upload_part(fc_upload *u, int fd, uint64_t offset, uint64_t size, unsigned part, fc_error *err) {
@@ -127,6 +163,10 @@ void fc_upload_abort(fc_upload *u) {
     if (u) {
         (void)ask_upload(u, &request, -1, NULL);
     }
+    forget(u);
+}
+
+void fc_upload_leave(fc_upload *u) {
     forget(u);
 }
 

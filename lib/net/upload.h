@@ -18,8 +18,21 @@ typedef struct fc_upload fc_upload;
 /** Refuses a name that nothing can be written to. */
 fc_code fc_upload_check(const char *name, fc_error *err);
 
-/** Begins to send the object `name` in parts. @param out owned by the caller, who completes or aborts it */
-fc_code fc_upload_begin(const char *name, fc_upload **out, fc_error *err);
+/**
+ * Begins to send the object `name` in parts.
+ * @param id NULL: the upload is aborted when this process ends. Otherwise it stays until it is completed or aborted,
+ * and `id` receives the server's ID for it, which the caller frees.
+ * @param out owned by the caller, who completes, aborts or leaves it
+ */
+fc_code fc_upload_begin(const char *name, char **id, fc_upload **out, fc_error *err);
+
+/**
+ * Goes on with an upload that another process has left.
+ * @param sizes receives the bytes of the parts 1 to `count` that the server has, 0 for those that it lacks
+ * @param out receives NULL if there is no such upload any more
+ */
+fc_code fc_upload_continue(const char *name, const char *id, uint64_t *sizes, unsigned count, fc_upload **out,
+                           fc_error *err);
 
 /** Sends `size` bytes at `offset` of `fd`, which must stay as they are until this returns, as a part. Any thread.
  * @param part from 1 to FC_UPLOAD_MOST_PARTS; the same number again replaces the part */
@@ -32,6 +45,9 @@ fc_code fc_upload_complete(fc_upload *u, unsigned parts, bool only_new, fc_error
 
 /** Gives an upload up, as far as the server can be reached, and frees it. @param u may be NULL */
 void fc_upload_abort(fc_upload *u);
+
+/** Frees an upload that has an ID, and keeps what was sent for the process that continues it. @param u may be NULL */
+void fc_upload_leave(fc_upload *u);
 
 /** Writes a whole object in one request, the first `size` bytes of `fd`. */
 fc_code fc_upload_whole(const char *name, int fd, uint64_t size, bool only_new, fc_error *err);

@@ -8,7 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { FC_NET_MOST_NAME = 4095, FC_NET_MOST_TEXT = 1023 };
+enum { FC_NET_MOST_NAME = 4095, FC_NET_MOST_TEXT = 1023, FC_NET_MOST_ID = 2048 };
 
 typedef enum fc_net_request_kind {
     FC_NET_STAT = 1, /**< name, or an open file: answered with FC_NET_DONE or FC_NET_MISSING */
@@ -21,7 +21,11 @@ typedef enum fc_net_request_kind {
                           answer */
 
     /* What is written */
-    FC_NET_BEGIN,    /**< name; the message also has the fetcher's end of the upload's socket */
+    FC_NET_BEGIN, /**< name; the message also has the fetcher's end of the upload's socket. `flag`: the upload outlives
+                       this process unless it is ended, and FC_NET_DATA has the server's ID for it */
+    FC_NET_CONTINUE, /**< an upload that outlived another process: its name, NUL, its ID; with a socket as above.
+                          FC_NET_DATA has the sizes of the parts 1 to `part`, 8 bytes each, 0 for those that are
+                          missing; FC_NET_MISSING: there is no such upload */
     FC_NET_PART,     /**< of an upload: part `part` is `length` bytes at `offset` of the file in the message */
     FC_NET_COMPLETE, /**< of an upload, from the parts 1 to `part`; `flag`: only if there is no such object */
     FC_NET_ABORT,    /**< of an upload */

@@ -1,5 +1,5 @@
 """A bucket for tests, which net_server serves: objects, lists, uploads in parts and conditions, as Amazon documents them. Every request must
-be signed. It can fail and lie: `faults` maps an operation (begin, part, complete, abort, whole, delete, list_uploads, head, get, list) to a list
+be signed. It can fail and lie: `faults` maps an operation (begin, part, complete, abort, whole, delete, list_uploads, list_parts, head, get, list) to a list
 of names, one for each request in order. A name that begins with "always-" is not used up."""
 
 import hashlib
@@ -70,7 +70,7 @@ class S3:
     def operation(handler, query):
         method = handler.command
         if method == "GET":
-            return "list_uploads" if "uploads" in query else "list" if "list-type" in query else "get"
+            return ("list_uploads" if "uploads" in query else "list_parts" if "uploadId" in query else "list" if "list-type" in query else "get")
         if method == "POST":
             return "begin" if "uploads" in query else "complete"
         if method == "PUT":
@@ -112,6 +112,9 @@ class S3:
             time.sleep(0.01)
             with self.lock:
                 self.busy -= 1
+        if len(body) < size:  # the sender has died
+            handler.close_connection = True
+            return True
         said = handler.headers.get("x-amz-content-sha256")
         if not is_signed(handler) or said not in ("UNSIGNED-PAYLOAD", hashlib.sha256(body).hexdigest()):
             self.wrong.append((handler.command, handler.path))
@@ -125,6 +128,8 @@ class S3:
             return self.answer(handler, 200, b"x" * (1 << 20))
         if fault == "list":  # a page after which there is another one, without saying where
             return self.answer(handler, 200, b"<ListMultipartUploadsResult><IsTruncated>true</IsTruncated></ListMultipartUploadsResult>")
+        if fault == "parts":
+            return self.answer(handler, 200, b"<ListPartsResult><Part><PartNumber>0</PartNumber><ETag>x</ETag><Size>1</Size></Part></ListPartsResult>")
         if fault == "replace":
             self.remove(key)
             if self.other is not None:
@@ -239,6 +244,19 @@ class S3:
     def delete(self, handler, query, key, body):
         self.remove(key)
         self.answer(handler, 204)
+
+    def list_parts(self, handler, query, key, body):
+        upload = self.uploads.get(query["uploadId"])
+        if not upload or upload.key != key:
+            return self.error(handler, 404, "NoSuchUpload")
+        rest = sorted(number for number in upload.parts if number > int(query.get("part-number-marker", 0)))
+        page, more = rest[:self.page], len(rest) > self.page
+        text = "<?xml version='1.0'?><ListPartsResult><UploadId>%s</UploadId><IsTruncated>%s</IsTruncated>" % (
+            escape(query["uploadId"]), "true" if more else "false")
+        text += "<NextPartNumberMarker>%d</NextPartNumberMarker>" % (page[-1] if page else 0)
+        text += "".join("<Part><PartNumber>%d</PartNumber><ETag>%s</ETag><Size>%d</Size></Part>" % (
+            number, escape(upload.parts[number][0], {'"': "&quot;"}), len(upload.parts[number][1])) for number in page)
+        return self.answer(handler, 200, (text + "</ListPartsResult>").encode())
 
     def list_uploads(self, handler, query, key, body):
         prefix, after = query.get("prefix", ""), (query.get("key-marker", ""), query.get("upload-id-marker", ""))

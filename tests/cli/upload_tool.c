@@ -90,7 +90,7 @@ static fc_code send_in_parts(char **arguments, fc_error *err) {
     unsigned parts = 0;
     const char *end = arguments[4];
     const int fd = copy_of(arguments[1], &size);
-    fc_code rc = fc_upload_begin(arguments[0], &upload, err);
+    fc_code rc = fc_upload_begin(arguments[0], NULL, &upload, err);
     if (rc != FC_OK) {
         return rc;
     }

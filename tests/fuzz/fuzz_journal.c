@@ -46,7 +46,7 @@ static void check(const fc_tile_journal *j, size_t size) {
 }
 
 static void go_on(fc_tile_journal *j, const char *path) {
-    const fc_staged_file file = {.inode = 1, .size = 2, .layout = 3};
+    const fc_written_file file = {.inode = 1, .size = 2, .layout = 3};
     const size_t files = j->nfiles, tiles = j->ntiles;
     fc_tile_journal again;
     fc_error err;

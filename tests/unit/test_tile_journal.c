@@ -53,7 +53,7 @@ static void add(fc_tile_journal *j, uint64_t file, int64_t start) {
 
 static void add_file(fc_tile_journal *j, uint64_t number, uint64_t inode) {
     fc_error err;
-    const fc_staged_file file = {.inode = inode, .size = 100, .layout = 7};
+    const fc_written_file file = {.inode = inode, .size = 100, .layout = 7};
     assert_int_equal(fc_tile_journal_file(j, number, &file, &err), FC_OK);
 }
 
@@ -210,7 +210,7 @@ static void senseless_records_end_the_journal(void **state) {
         {FILES, 4, {3, 1, 1, 1}}, /* 2 would be the next one */
         {FILES, 4, {huge, 1, 1, 1}},
         {FILES, 3, {2, 1, 1}},
-        {FILES, 5, {2, 1, 1, 1, 1}},
+        {FILES, 5, {2, 1, 1, 1, 1}}, /* the ID of an upload has no NUL */
         {TILES, 0, {0}},
         {TILES, 1, {0}},
         {TILES, 2, {1, 0}},

@@ -100,6 +100,7 @@ typedef struct upload {
     size_t capacity;
     bool open;  /* it has a socket */
     bool ended; /* the server no longer knows it */
+    bool stays; /* it is not aborted when its socket is closed */
 } upload;
 
 /* The uploads of other runs, which are aborted. */
@@ -149,6 +150,7 @@ typedef enum transfer_kind {
     FOR_PAGE,
     /* These have an `outgoing`. */
     FOR_BEGIN,
+    FOR_PARTS, /* a page of the parts of an upload that goes on */
     FOR_PART,
     FOR_COMPLETE,
     FOR_ABORT,
@@ -168,10 +170,12 @@ typedef struct outgoing {
     char *text;         /* FOR_COMPLETE: what is sent */
     int file;           /* FOR_PART and FOR_WHOLE: the file that is sent; else -1 */
     uint64_t sent;      /* bytes of this try */
-    unsigned part;      /* FOR_PART: its number; FOR_COMPLETE: how many there are */
+    unsigned part;      /* FOR_PART: its number; FOR_COMPLETE, FOR_PARTS: how many there are */
+    unsigned after;     /* FOR_PARTS: the last part of the page before */
     bool only_new;
-    bool probed; /* there was no such object before */
-    bool exists; /* there is one */
+    bool probed;  /* there was no such object before */
+    bool exists;  /* there is one */
+    bool missing; /* FOR_PARTS: there is no such upload */
     transfer_kind next;
 } outgoing;
 
@@ -360,7 +364,18 @@ bool upload_set_url(transfer *t, const char *url);
 bool upload_list_url(const fetcher *f, const clearing *c, const char *key, const char *id, char url[MOST_URL]);
 void outgoing_free(outgoing *out);
 
+/* ---- kept_uploads.c ---- */
+
+/* Takes a page of the parts of an upload. Goes on with the next one, or ends the transfer. */
+void upload_take_parts(fetcher *f, transfer *t);
+/* Tells the caller what it keeps of an upload that stays: its ID, or the sizes of its parts. @return false: the caller
+   has gone */
+bool upload_tell(fetcher *f, const transfer *t);
+
 /* ---- uploads.c ---- */
+
+/* Keeps the ETag of a part, which it owns from then on. @return false: out of memory */
+bool upload_keep_part(upload *u, unsigned part, char *etag, uint64_t size);
 
 /* Judges what a server answers to a transfer that writes. */
 void upload_judge(fetcher *f, transfer *t);

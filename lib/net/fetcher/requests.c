@@ -111,7 +111,7 @@ static size_t take_body(char *bytes, size_t size, size_t count, void *context) {
     const size_t n = size * count;
     const bool good = t->answer.status / 100 == 2;
     if (t->out) { /* also what it says of an error */
-        const uint64_t most = good && t->purpose == FOR_UPLOADS ? MOST_PAGE : MOST_ANSWER;
+        const uint64_t most = good && (t->purpose == FOR_UPLOADS || t->purpose == FOR_PARTS) ? MOST_PAGE : MOST_ANSWER;
         if (n > most - t->done) {
             return good ? refuse_more(t) : 0;
         }
@@ -190,7 +190,7 @@ static int set_outgoing(transfer *t) {
     if (p == FOR_PROBE || p == FOR_PROOF) {
         return (int)curl_easy_setopt(e, CURLOPT_NOBODY, 1L);
     }
-    if (p == FOR_UPLOADS) {
+    if (p == FOR_UPLOADS || p == FOR_PARTS) {
         return 0;
     }
     if (p != FOR_ABORT && p != FOR_DELETE) {

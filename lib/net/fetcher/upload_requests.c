@@ -65,6 +65,9 @@ static bool add_query(const transfer *t, transfer_kind purpose, char url[MOST_UR
     case FOR_PART:
         snprintf(number, sizeof number, "?partNumber=%u&", o->part);
         return id && url_add(url, number) && url_add(url, "uploadId=") && url_add_value(url, id);
+    case FOR_PARTS:
+        snprintf(number, sizeof number, "?part-number-marker=%u&", o->after);
+        return id && url_add(url, number) && url_add(url, "uploadId=") && url_add_value(url, id);
     case FOR_COMPLETE:
     case FOR_ABORT:
         return id && url_add(url, "?uploadId=") && url_add_value(url, id);
@@ -125,26 +128,45 @@ static void go_if_new(fetcher *f, transfer *t) {
 
 /* ---- requests about names ---- */
 
-static void begin(fetcher *f, const char *name, int answer, int socket) {
+/* @param id of an upload that goes on; NULL: a new one */
+static upload *new_upload(const char *name, const char *id) {
     upload *u = calloc(1, sizeof *u);
-    char *copy = strdup(name);
-    if (!u || !copy) {
-        fc_error error;
-        (void)fc_no_memory(&error, name);
-        refuse(f, answer, &error);
-        close_any(socket);
+    char *copy = strdup(name), *copy_of_id = id ? strdup(id) : NULL;
+    if (!u || !copy || (id && !copy_of_id)) {
         free(u);
         free(copy);
-        return;
+        free(copy_of_id);
+        return NULL;
     }
     u->name = copy;
-    transfer *t = upload_transfer(f, FOR_BEGIN, name, answer, socket);
+    u->id = copy_of_id;
+    return u;
+}
+
+static void begin(fetcher *f, const fc_net_request *request, const char *id, int answer, int socket) {
+    upload *u = new_upload(request->name, id);
+    if (!u) {
+        fc_error error;
+        (void)fc_no_memory(&error, request->name);
+        refuse(f, answer, &error);
+        close_any(socket);
+        return;
+    }
+    u->stays = id || request->flag;
+    transfer *t = upload_transfer(f, id ? FOR_PARTS : FOR_BEGIN, request->name, answer, socket);
     if (!t) {
         upload_release(f, u);
         return;
     }
     t->out->upload = u;
+    t->out->part = request->part;
     go(f, t);
+}
+
+/* @return the ID in a request; NULL: it has none */
+static const char *id_of(const fc_net_request *request) {
+    const size_t name = strlen(request->name);
+    return name + 1 < request->name_size && request->name_size <= FC_NET_MOST_NAME ? request->name + name + 1 : NULL;
 }
 
 static void send_whole(fetcher *f, const fc_net_request *request, int answer, int file) {
@@ -186,15 +208,16 @@ static void clear(fetcher *f, const fc_net_request *request, int answer) {
 
 void upload_request(fetcher *f, const fc_net_request *request, int answer, int extra) {
     fc_error error;
-    const bool needs_extra = request->kind == FC_NET_BEGIN || request->kind == FC_NET_WHOLE;
+    const bool begins = request->kind == FC_NET_BEGIN || request->kind == FC_NET_CONTINUE;
+    const char *id = request->kind == FC_NET_CONTINUE ? id_of(request) : NULL;
     if (name_is_refused(f, request->name, &error)) {
         refuse(f, answer, &error);
         close_any(extra);
-    } else if (needs_extra != (extra >= 0)) {
+    } else if ((begins || request->kind == FC_NET_WHOLE) != (extra >= 0) || (request->kind == FC_NET_CONTINUE && !id)) {
         close(answer);
         close_any(extra);
-    } else if (request->kind == FC_NET_BEGIN) {
-        begin(f, request->name, answer, extra);
+    } else if (begins) {
+        begin(f, request, id, answer, extra);
     } else if (request->kind == FC_NET_WHOLE) {
         send_whole(f, request, answer, extra);
     } else if (request->kind == FC_NET_DELETE) {
@@ -318,7 +341,7 @@ void upload_closed(fetcher *f, upload *u) {
     for (transfer *t; (t = transfer_of(f, u)) != NULL;) { /* nobody waits for these any more */
         transfer_free(f, t);
     }
-    if (!u->ended && u->id) {
+    if (!u->ended && u->id && !u->stays) {
         abort_upload(f, u, -1);
     }
     u->open = false;

@@ -9,7 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { MOST_CODE = 64, MOST_ID = 2048 };
+enum { MOST_CODE = 64, MOST_ID = FC_NET_MOST_ID };
 
 /* ---- errors ---- */
 
@@ -33,6 +33,7 @@ static void fail_with_status(fetcher *f, transfer *t, const char *code) {
                        : refused                         ? "the server refuses access"
                        : t->purpose == FOR_DELETE        ? "the server cannot delete it"
                        : t->purpose == FOR_UPLOADS       ? "the server cannot list its uploads"
+                       : t->purpose == FOR_PARTS         ? "the server cannot list the parts of its upload"
                                                          : "the server cannot write it";
     snprintf(text, sizeof text, "%s (status %ld%s%s)%s", what, status, *code ? ", " : "", code,
              refused && !f->setup.key[0] ? "; AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY give access" : "");
@@ -198,21 +199,24 @@ static bool make_room(upload *u, unsigned part) {
     return true;
 }
 
+bool upload_keep_part(upload *u, unsigned part, char *etag, uint64_t size) {
+    if (!etag || !make_room(u, part)) {
+        free(etag);
+        return false;
+    }
+    free(u->parts[part - 1].etag);
+    u->parts[part - 1] = (sent_part){etag, size};
+    return true;
+}
+
 static void take_part(fetcher *f, transfer *t) {
     upload *u = t->out->upload;
-    const unsigned index = t->out->part - 1;
-    char *etag = strdup(t->answer.etag);
     if (!t->answer.etag[0]) {
-        free(etag);
         transfer_fail(f, t, FC_ECORRUPT, "the server did not say which part it has (ETag)");
         return;
     }
-    if (!etag || !make_room(u, t->out->part)) {
-        free(etag);
+    if (!upload_keep_part(u, t->out->part, strdup(t->answer.etag), t->length)) {
         (void)fc_no_memory(&t->error, u->name);
-    } else {
-        free(u->parts[index].etag);
-        u->parts[index] = (sent_part){etag, t->length};
     }
     transfer_end(f, t);
 }
@@ -236,6 +240,9 @@ static void judge_success(fetcher *f, transfer *t, const char *code) {
     case FOR_BEGIN:
         take_id(f, t);
         break;
+    case FOR_PARTS:
+        upload_take_parts(f, t);
+        break;
     case FOR_PART:
         take_part(f, t);
         break;
@@ -250,6 +257,10 @@ static void judge_success(fetcher *f, transfer *t, const char *code) {
 static void judge_missing(fetcher *f, transfer *t, const char *code) {
     const transfer_kind p = t->purpose;
     if (p == FOR_ABORT || p == FOR_DELETE || p == FOR_UPLOADS) {
+        transfer_end(f, t);
+    } else if (p == FOR_PARTS && strcmp(code, "NoSuchUpload") == 0) {
+        t->out->missing = true;
+        t->out->upload->ended = true;
         transfer_end(f, t);
     } else if (p == FOR_COMPLETE && t->tries > 0) {
         prove(f, t);
@@ -396,13 +407,14 @@ static void clearing_ended(fetcher *f, transfer *t) {
 /* An upload that was begun gets its socket. */
 static void upload_begun(fetcher *f, transfer *t) {
     upload *u = t->out->upload;
-    if (f->leaves) {
-        return; /* nobody sends its parts */
+    if (f->leaves) { /* nobody sends its parts, or knows the ID of a new one */
+        u->stays = u->stays && t->purpose == FOR_PARTS;
+        return;
     }
-    if (t->error.code == FC_OK && fetcher_add_file(f, (opened_file){t->out->file, NULL, u})) {
+    if (t->error.code == FC_OK && !t->out->missing && fetcher_add_file(f, (opened_file){t->out->file, NULL, u})) {
         t->out->file = -1;
         u->open = true;
-    } else if (t->error.code == FC_OK) {
+    } else if (t->error.code == FC_OK && !t->out->missing) {
         (void)fc_no_memory(&t->error, u->name);
     }
 }
@@ -412,7 +424,7 @@ void upload_ended(fetcher *f, transfer *t) {
     upload *u = o->upload;
     const transfer_kind done = t->purpose == FOR_PROOF ? o->next : t->purpose;
     const bool good = t->error.code == FC_OK && !o->exists;
-    const bool begins = t->purpose == FOR_BEGIN;
+    const bool begins = t->purpose == FOR_BEGIN || t->purpose == FOR_PARTS;
     if (begins) {
         upload_begun(f, t);
     }
@@ -426,8 +438,9 @@ void upload_ended(fetcher *f, transfer *t) {
         clearing_ended(f, t);
     } else if (t->reply >= 0 && t->error.code != FC_OK) {
         fetcher_send_error(f, t->reply, &t->error);
-    } else if (t->reply >= 0) {
-        fetcher_send(f, t->reply, (fc_net_answer){.kind = o->exists ? FC_NET_EXISTS : FC_NET_DONE}, NULL, 0);
+    } else if (t->reply >= 0 && (!begins || !u->open || !u->stays || upload_tell(f, t))) {
+        const fc_net_answer_kind kind = o->exists ? FC_NET_EXISTS : o->missing ? FC_NET_MISSING : FC_NET_DONE;
+        fetcher_send(f, t->reply, (fc_net_answer){.kind = kind}, NULL, 0);
     }
     transfer_free(f, t);
     if (u && begins && f->leaves) {
