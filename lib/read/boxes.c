@@ -18,6 +18,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { LEAST_BYTES = FC_TILE_BYTES / 4 }; /* that are worth a thread */
+
 /* A box that is being read. The last user finishes it. */
 typedef struct active {
     const fc_box_request *request;
@@ -208,16 +210,18 @@ static void *run_reader(void *context) {
     return NULL;
 }
 
-/* Less than a few tiles does not justify a thread. */
+/* Less than a few tiles does not justify a thread. From a server, a small box takes as long as they do. */
 static int choose_read_threads(const fc_checkpoint *checkpoint, const fc_box_request *requests, size_t count,
                                const fc_work_options *options) {
+    const bool remote = fc_reads_from_servers(checkpoint);
     uint64_t bytes = 0;
     for (size_t i = 0; i < count && bytes < FC_MOST_THREADS * (uint64_t)FC_TILE_BYTES; i++) {
-        bytes += (uint64_t)fc_box_volume(&requests[i].box) * fc_dtype_size(requests[i].tensor->dtype);
+        const uint64_t own = (uint64_t)fc_box_volume(&requests[i].box) * fc_dtype_size(requests[i].tensor->dtype);
+        bytes += remote && own < LEAST_BYTES ? LEAST_BYTES : own;
     }
     const int processes = options ? options->processes : 1;
-    const int wanted = fc_wanted_threads(options ? options->threads : 0, fc_reads_from_servers(checkpoint), processes);
-    return fc_useful_threads(wanted ? wanted : fc_shared_threads(processes), bytes, FC_TILE_BYTES / 4);
+    const int wanted = fc_wanted_threads(options ? options->threads : 0, remote, processes);
+    return fc_useful_threads(wanted ? wanted : fc_shared_threads(processes), bytes, LEAST_BYTES);
 }
 
 fc_code fc_read_boxes(const fc_checkpoint *checkpoint, fc_chunk_lists *lists, const fc_box_request *requests,

@@ -288,6 +288,13 @@ class Requests(Net):
             self.assertGreaterEqual(rounds, least, options)
             self.assertLessEqual(rounds, most, options)
 
+    def test_rounds_of_samples(self):
+        """The elements by which a target is compared with its source are asked for at once."""
+        server = self.serve({"model.safetensors": safetensors({"t%d" % i: ("U8", [64 << 10], made.randbytes(64 << 10)) for i in range(96)})})
+        server.delay = 0.1
+        self.command("consolidate", server.name + "/m/model.safetensors", "-o", "x.safetensors")
+        self.assertLessEqual(net_server.rounds(server.requests, server.delay), 14)
+
     def test_bytes(self):
         """A copy reads each byte about once."""
         data = file_of(8000)
