@@ -15,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/random.h>
 #include <unistd.h>
 
 /* The targets that this process makes. */
@@ -62,6 +63,12 @@ fc_code fc_staged_begin(const char *name, bool is_folder, fc_staged_target **out
         target->path = NULL;
         fc_staged_free(target);
         return fc_no_memory(err, name);
+    }
+    while (target->run == 0) { /* this many bytes come at once */
+        if (getrandom(&target->run, sizeof target->run, 0) != (ssize_t)sizeof target->run && errno != EINTR) {
+            fc_staged_free(target);
+            return fc_fail_errno(err, errno, "%s: no random number can be made", name);
+        }
     }
     pthread_mutex_lock(&all.lock);
     bool known = find_target(target->path) != NULL;

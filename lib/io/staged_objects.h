@@ -100,6 +100,10 @@ typedef struct fc_staged_file fc_staged_file;
 fc_code fc_staged_take_up(const char *path, const char *then, const fc_staged_data *done, size_t count, const char **id,
                           fc_error *err);
 
+/** Returns the number of the run that a file belongs to, after setting that of its target if `run` is not 0: objects
+ * have it as metadata from the start of their upload. */
+uint64_t fc_staged_keep_run(const char *path, uint64_t run);
+
 /** Returns whether the server has these bytes of a file that has an upload. */
 bool fc_staged_has_sent(fc_staged_file *file, uint64_t offset, uint64_t size);
 

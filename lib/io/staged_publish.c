@@ -3,8 +3,9 @@
  *
  * A bucket cannot show several objects at once. So the first object that becomes visible is the mark, a list of all
  * others, and it is deleted when they are visible. A run that finds a mark knows that another one died in between. If
- * all names were new, it deletes what the list names. If they replaced another target, nothing is deleted, and it goes
- * on only with `force`. A target that is not complete has the mark, and lacks its index, which comes last.
+ * all names were new, it deletes what the list names, as far as its metadata has the number of the run that died:
+ * another program may have made an object of that name. If they replaced another target, nothing is deleted, and it
+ * goes on only with `force`. A target that is not complete has the mark, and lacks its index, which comes last.
  */
 #include "io/staged_publish.h"
 
@@ -16,6 +17,7 @@
 #include "io/staged_private.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,10 +27,10 @@
 
 #define MARK FC_STAGED_MARK
 
-/* The first line of a mark. */
-static const char all_new[] = "new\n", replaces[] = "replaces\n";
+/* The first line of a mark. The number of the run follows. */
+static const char all_new[] = "new ", replaces[] = "replaces ";
 
-enum { MOST_MARK = 64 << 20 };
+enum { MOST_MARK = 64 << 20, RUN_DIGITS = 16 };
 
 static const char *name_of(const char *path) {
     return path + strlen(FC_STAGED);
@@ -50,7 +52,10 @@ static fc_code add_text(int fd, const char *text, uint64_t *at, const char *mark
 
 static fc_code fill_mark(int fd, fc_staged_file *const *list, size_t count, bool only_new, const char *mark,
                          uint64_t *size, fc_error *err) {
+    char run[RUN_DIGITS + 2];
+    snprintf(run, sizeof run, "%016" PRIx64 "\n", list[0]->target->run);
     FC_TRY(add_text(fd, only_new ? all_new : replaces, size, mark, err));
+    FC_TRY(add_text(fd, run, size, mark, err));
     for (size_t i = 0; i < count; i++) {
         const char *name = list[i]->path + strlen(list[i]->target->path) + 1;
         if (strchr(name, '\n')) {
@@ -69,7 +74,7 @@ static fc_code write_mark(const char *mark, fc_staged_file *const *list, size_t 
     uint64_t size = 0;
     fc_code rc = fd < 0 ? fc_fail_errno(err, errno, "%s: a list of names cannot be made", mark) : FC_OK;
     rc = rc == FC_OK && list ? fill_mark(fd, list, count, only_new, mark, &size, err) : rc;
-    rc = rc == FC_OK ? fc_upload_whole(mark, fd, size, false, err) : rc;
+    rc = rc == FC_OK ? fc_upload_whole(mark, list ? list[0]->target->run : 0, fd, size, false, err) : rc;
     if (fd >= 0) {
         close(fd);
     }
@@ -84,23 +89,42 @@ static fc_code remove_mark(const char *mark, fc_error *err) {
     return write_mark(mark, NULL, 0, true, err);
 }
 
-/* Deletes what a mark names, and then the mark. */
-static fc_code delete_marked(const char *folder, const char *mark, char *names, fc_error *err) {
-    char name[PATH_MAX], *save = NULL;
-    for (const char *line = strtok_r(names, "\n", &save); line; line = strtok_r(NULL, "\n", &save)) {
-        if (!fc_path_is_safe(line)) {
-            return fc_fail(err, FC_ECORRUPT, "%s: is not a list of names: look at it, and remove it", mark);
-        }
-        FC_TRY(name_in(folder, line, name, err));
-        FC_TRY(fc_upload_delete(name, err));
-    }
-    return remove_mark(mark, err);
-}
-
 static void report_line(const fc_reporter *reporter, const fc_error *line) {
     if (reporter->report) {
         reporter->report(reporter->context, line->message);
     }
+}
+
+static fc_code fail_mark(const char *mark, fc_error *err) {
+    return fc_fail(err, FC_ECORRUPT, "%s: is not a list of names: look at it, and remove it", mark);
+}
+
+/* Deletes an object that a mark names. */
+static fc_code delete_own(const char *name, uint64_t run, const fc_reporter *reporter, fc_error *err) {
+    bool left = false;
+    fc_error line;
+    FC_TRY(fc_upload_delete_own(name, run, &left, err));
+    if (left) {
+        fc_fail(&line, FC_OK, "%s: stays: its metadata does not say that the run that died wrote it", name);
+        report_line(reporter, &line);
+    }
+    return FC_OK;
+}
+
+/* Deletes what a mark names, and then the mark. */
+static fc_code delete_marked(const char *folder, const char *mark, char *text, const fc_reporter *reporter,
+                             fc_error *err) {
+    char name[PATH_MAX], *names = NULL, *save = NULL;
+    const uint64_t run = strtoull(text, &names, 16);
+    if (names != text + RUN_DIGITS || *names != '\n' || run == 0) {
+        return fail_mark(mark, err);
+    }
+    for (const char *line = strtok_r(names, "\n", &save); line; line = strtok_r(NULL, "\n", &save)) {
+        FC_TRY(fc_path_is_safe(line) ? FC_OK : fail_mark(mark, err));
+        FC_TRY(name_in(folder, line, name, err));
+        FC_TRY(delete_own(name, run, reporter, err));
+    }
+    return remove_mark(mark, err);
 }
 
 static fc_code settle_mark(const char *folder, const char *mark, char *text, const fc_commit_options *how,
@@ -114,10 +138,8 @@ static fc_code settle_mark(const char *folder, const char *mark, char *text, con
                                        "%s: an earlier run died while it replaced this, which is not complete", folder),
                                FC_HINT_FORCE, NULL);
     }
-    if (strncmp(text, all_new, strlen(all_new)) != 0) {
-        return fc_fail(err, FC_ECORRUPT, "%s: is not a list of names: look at it, and remove it", mark);
-    }
-    FC_TRY(delete_marked(folder, mark, text + strlen(all_new), err));
+    FC_TRY(strncmp(text, all_new, strlen(all_new)) == 0 ? FC_OK : fail_mark(mark, err));
+    FC_TRY(delete_marked(folder, mark, text + strlen(all_new), &how->reporter, err));
     fc_fail(&line, FC_OK, "%s: an earlier run died while it made this visible; what it left is deleted", folder);
     report_line(&how->reporter, &line);
     return FC_OK;
@@ -172,7 +194,7 @@ static fc_code publish_file(fc_staged_file *file, bool only_new, fc_error *err) 
     if (fstat(file->fd, &st) != 0) {
         return fc_fail_errno(err, errno, "%s: cannot be examined", file->path);
     }
-    return fc_upload_whole(name_of(file->path), file->fd, (uint64_t)st.st_size, only_new, err);
+    return fc_upload_whole(name_of(file->path), file->target->run, file->fd, (uint64_t)st.st_size, only_new, err);
 }
 
 /* Lists the files in the order in which they become visible. */
@@ -198,7 +220,8 @@ static size_t list_files(const fc_staged_target *target, fc_staged_file **list) 
 static void take_back(fc_staged_file **list, size_t made, bool unknown, const char *mark) {
     size_t left = 0;
     for (size_t i = 0; i < made; i++) {
-        if (fc_upload_delete(name_of(list[i]->path), NULL) != FC_OK) {
+        bool stays = false; /* another program has replaced it */
+        if (fc_upload_delete_own(name_of(list[i]->path), list[i]->target->run, &stays, NULL) != FC_OK) {
             list[left++] = list[i];
         }
     }

@@ -34,7 +34,7 @@ typedef struct fc_done_sum {
 typedef struct fc_written_file {
     uint64_t inode, size;
     uint64_t layout; /**< digest of where its items are */
-    char *upload;    /**< ID of the upload of a file in a bucket, which has no inode; else NULL */
+    char *upload;    /**< ID of the upload of a file in a bucket, whose inode is the number of the run; else NULL */
 } fc_written_file;
 
 typedef struct fc_tile_journal {

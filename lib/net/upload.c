@@ -108,13 +108,14 @@ out:
     return rc;
 }
 
-fc_code fc_upload_begin(const char *name, char **id, fc_upload **out, fc_error *err) {
+fc_code fc_upload_begin(const char *name, uint64_t run, char **id, fc_upload **out, fc_error *err) {
     char *text = calloc(1, FC_NET_MOST_ID + 1);
     *out = NULL;
     FC_NEED(text, err, name);
     fc_code rc;
     FC_TRY_GOTO(check_object(name, err), rc, out);
     fc_net_request request = fc_exchange_request(FC_NET_BEGIN, name);
+    request.run = run;
     request.flag = id != NULL;
     FC_TRY_GOTO(open_upload(name, &request, text, id ? FC_NET_MOST_ID : 0, out, err), rc, out);
     if (id) {
@@ -126,8 +127,8 @@ out:
     return rc;
 }
 
-fc_code fc_upload_continue(const char *name, const char *id, uint64_t *sizes, unsigned count, fc_upload **out,
-                           fc_error *err) {
+fc_code fc_upload_continue(const char *name, uint64_t run, const char *id, uint64_t *sizes, unsigned count,
+                           fc_upload **out, fc_error *err) {
     *out = NULL;
     FC_TRY(check_object(name, err));
     fc_net_request request = fc_exchange_request(FC_NET_CONTINUE, name);
@@ -139,6 +140,7 @@ fc_code fc_upload_continue(const char *name, const char *id, uint64_t *sizes, un
     memcpy(request.name + request.name_size, id, size);
     request.name_size += (uint32_t)size;
     request.part = count;
+    request.run = run;
     return open_upload(name, &request, sizes, count * sizeof *sizes, out, err);
 }
 
@@ -170,12 +172,13 @@ void fc_upload_leave(fc_upload *u) {
     forget(u);
 }
 
-fc_code fc_upload_whole(const char *name, int fd, uint64_t size, bool only_new, fc_error *err) {
+fc_code fc_upload_whole(const char *name, uint64_t run, int fd, uint64_t size, bool only_new, fc_error *err) {
     uint64_t unused = 0;
     FC_TRY(check_object(name, err));
     fc_net_request request = fc_exchange_request(FC_NET_WHOLE, name);
     request.length = size;
     request.flag = only_new;
+    request.run = run;
     return ask_about(name, &request, fd, &unused, err);
 }
 
@@ -184,6 +187,17 @@ fc_code fc_upload_delete(const char *name, fc_error *err) {
     FC_TRY(check_object(name, err));
     const fc_net_request request = fc_exchange_request(FC_NET_DELETE, name);
     return ask_about(name, &request, -1, &unused, err);
+}
+
+fc_code fc_upload_delete_own(const char *name, uint64_t run, bool *left, fc_error *err) {
+    fc_exchange x = {.name = name};
+    FC_TRY(check_object(name, err));
+    fc_net_request request = fc_exchange_request(FC_NET_DELETE, name);
+    request.run = run;
+    FC_TRY(fc_fetcher_get(&x.fetcher, err));
+    FC_TRY(fc_exchange_ask(&x, x.fetcher.requests, &request, -1, err));
+    *left = x.last.kind == FC_NET_EXISTS;
+    return FC_OK;
 }
 
 fc_code fc_upload_clear(const char *name, bool is_folder, size_t *count, fc_error *err) {

@@ -20,19 +20,21 @@ fc_code fc_upload_check(const char *name, fc_error *err);
 
 /**
  * Begins to send the object `name` in parts.
+ * @param run a random number of the run, which the object keeps as metadata: see fc_upload_delete_own
  * @param id NULL: the upload is aborted when this process ends. Otherwise it stays until it is completed or aborted,
  * and `id` receives the server's ID for it, which the caller frees.
  * @param out owned by the caller, who completes, aborts or leaves it
  */
-fc_code fc_upload_begin(const char *name, char **id, fc_upload **out, fc_error *err);
+fc_code fc_upload_begin(const char *name, uint64_t run, char **id, fc_upload **out, fc_error *err);
 
 /**
  * Goes on with an upload that another process has left.
+ * @param run with which it was begun
  * @param sizes receives the bytes of the parts 1 to `count` that the server has, 0 for those that it lacks
  * @param out receives NULL if there is no such upload any more
  */
-fc_code fc_upload_continue(const char *name, const char *id, uint64_t *sizes, unsigned count, fc_upload **out,
-                           fc_error *err);
+fc_code fc_upload_continue(const char *name, uint64_t run, const char *id, uint64_t *sizes, unsigned count,
+                           fc_upload **out, fc_error *err);
 
 /** Sends `size` bytes at `offset` of `fd`, which must stay as they are until this returns, as a part. Any thread.
  * @param part from 1 to FC_UPLOAD_MOST_PARTS; the same number again replaces the part */
@@ -50,10 +52,14 @@ void fc_upload_abort(fc_upload *u);
 void fc_upload_leave(fc_upload *u);
 
 /** Writes a whole object in one request, the first `size` bytes of `fd`. */
-fc_code fc_upload_whole(const char *name, int fd, uint64_t size, bool only_new, fc_error *err);
+fc_code fc_upload_whole(const char *name, uint64_t run, int fd, uint64_t size, bool only_new, fc_error *err);
 
 /** Deletes an object. It may be missing. */
 fc_code fc_upload_delete(const char *name, fc_error *err);
+
+/** Deletes an object if its metadata says that `run` made it. It may be missing.
+ * @param left receives whether it stays, because it is of another program, or the server does not keep metadata */
+fc_code fc_upload_delete_own(const char *name, uint64_t run, bool *left, fc_error *err);
 
 /** Aborts what other runs began and did not complete: the uploads of the object `name`, or of all objects in the folder
  * `name`. A server may refuse this to users who may write (FC_EIO). A server without lists of uploads has nothing

@@ -30,7 +30,7 @@ typedef enum fc_net_request_kind {
     FC_NET_COMPLETE, /**< of an upload, from the parts 1 to `part`; `flag`: only if there is no such object */
     FC_NET_ABORT,    /**< of an upload */
     FC_NET_WHOLE,    /**< name; the message also has the file, of `length` bytes; `flag` as above */
-    FC_NET_DELETE,   /**< name */
+    FC_NET_DELETE,   /**< name; with `run`, FC_NET_EXISTS if the object is not of that run, and stays */
     FC_NET_CLEAR     /**< name; `flag`: it is a folder. `size` of the answer says how many uploads were aborted */
 } fc_net_request_kind;
 
@@ -40,6 +40,7 @@ typedef struct fc_net_request {
     uint64_t offset, length;
     uint64_t into; /**< of FC_NET_READ: where in the shared memory; else FC_NOT_SHARED */
     uint32_t part, flag;
+    uint64_t run; /**< ID of the run that makes or made the object, which the object keeps; 0: none */
     char name[FC_NET_MOST_NAME + 1]; /**< only name_size bytes are sent, without a NUL */
 } fc_net_request;
 

@@ -33,13 +33,18 @@ def is_signed(handler):
     match = re.fullmatch(r"AWS4-HMAC-SHA256 Credential=%s/\d{8}/%s/s3/aws4_request, ?SignedHeaders=([^,]+), ?Signature=([0-9a-f]{64})"
                          % (KEY, REGION), headers.get("authorization", ""))
     signed = match[1].split(";") if match else []
-    return ({"host", "x-amz-date", "x-amz-content-sha256", "x-amz-security-token"} <= set(signed) and all(name in headers for name in signed) and
+    must = {"host", "x-amz-date", "x-amz-content-sha256", "x-amz-security-token"} | {name for name in headers if name.startswith("x-amz-")}
+    return (must <= set(signed) and all(name in headers for name in signed) and
             match[2] == signature(handler.command, handler.path, headers, signed, headers["x-amz-date"], REGION, SECRET))
 
 
+def metadata(handler):
+    return {name.lower(): value for name, value in handler.headers.items() if name.lower().startswith("x-amz-meta-")}
+
+
 class Upload:
-    def __init__(self, key, kind):
-        self.key, self.kind, self.parts = key, kind, {}
+    def __init__(self, key, kind, meta=None):
+        self.key, self.kind, self.meta, self.parts = key, kind, meta, {}
 
 
 class S3:
@@ -47,7 +52,8 @@ class S3:
 
     def __init__(self, files, page=1000, least_part=0):
         self.files, self.page, self.least_part = files, page, least_part
-        self.objects, self.types, self.etags = {}, {}, {}
+        self.objects, self.types, self.etags, self.meta = {}, {}, {}, {}
+        self.keeps_metadata = True
         self.uploads, self.began, self.faults, self.log, self.wrong = {}, 0, {}, [], []
         self.lock = threading.Lock()
         self.busy = self.most_busy = 0  # parts that are received at once
@@ -55,8 +61,9 @@ class S3:
         self.other = None  # replaces an object, or removes it
         self.conditions = True  # whether it knows If-None-Match
 
-    def put(self, key, data, etag=None, kind=None):
+    def put(self, key, data, etag=None, kind=None, meta=None):
         self.objects[key], self.types[key] = data, kind
+        self.meta[key] = meta or {} if self.keeps_metadata else {}
         self.etags[key] = '"%s"' % (etag or hashlib.md5(data).hexdigest())
         self.files[urllib.parse.quote("/%s/%s" % (BUCKET, key), safe="/-_.~")] = data
 
@@ -193,12 +200,13 @@ class S3:
     def head(self, handler, query, key, body):
         if key not in self.objects:
             return self.error(handler, 404, "NoSuchKey")
-        return self.answer(handler, 200, b"", [("ETag", self.etags[key]), ("Content-Length", str(len(self.objects[key])))])
+        return self.answer(handler, 200, b"", [("ETag", self.etags[key]), ("Content-Length", str(len(self.objects[key]))),
+                                                 *self.meta[key].items()])
 
     def begin(self, handler, query, key, body):
         self.began += 1
         name = "id&%d/+ =" % self.began  # needs to be encoded in XML and in a URL
-        self.uploads[name] = Upload(key, handler.headers.get("Content-Type"))
+        self.uploads[name] = Upload(key, handler.headers.get("Content-Type"), metadata(handler))
         self.answer(handler, 200, ("<?xml version='1.0'?><InitiateMultipartUploadResult><Bucket>%s</Bucket><Key>%s</Key><UploadId>%s</UploadId>"
                                    "</InitiateMultipartUploadResult>" % (BUCKET, escape(key), escape(name))).encode())
 
@@ -228,7 +236,7 @@ class S3:
             return self.error(handler, 400, "EntityTooSmall")
         del self.uploads[query["uploadId"]]
         etag = "%s-%d" % (hashlib.md5(b"".join(hashlib.md5(part).digest() for part in bodies)).hexdigest(), len(bodies))
-        self.put(key, b"".join(bodies), etag, upload.kind)
+        self.put(key, b"".join(bodies), etag, upload.kind, upload.meta)
         return self.answer(handler, 200, ("<?xml version='1.0'?>\n\n<CompleteMultipartUploadResult><ETag>&quot;%s&quot;</ETag>"
                                           "</CompleteMultipartUploadResult>" % etag).encode())
 
@@ -238,7 +246,7 @@ class S3:
 
     def whole(self, handler, query, key, body):
         if self.may_write(handler, key):
-            self.put(key, body, None, handler.headers.get("Content-Type"))
+            self.put(key, body, None, handler.headers.get("Content-Type"), metadata(handler))
             self.answer(handler, 200, b"", [("ETag", self.etags[key])])
 
     def delete(self, handler, query, key, body):

@@ -326,6 +326,44 @@ class Marked(Targets):
         self.command(*self.convert, status=2)
         self.assertEqual(self.objects()["/__0_0.distcp"], summary(b"another program's"))
 
+    def test_only_what_is_ours_is_deleted(self):
+        """A run is killed between the mark, which lists names that were free, and the moment when the server refuses one that another
+        program has taken. The next run leaves that program's object, and deletes its own."""
+        self.clear()
+
+        def put(_):
+            if self.s3.log and self.s3.log[-1] == ("complete", PREFIX + "/__0_0.distcp"):
+                self.s3.put(PREFIX + "/.metadata", b"another program's")
+                run.send_signal(signal.SIGKILL)
+                time.sleep(0.05)
+
+        for keeps in (True, False):
+            self.s3.keeps_metadata = keeps
+            self.s3.each = put
+            run = self.start(*self.convert)
+            run.communicate(timeout=HANG)
+            time.sleep(0.1)
+            self.s3.each = lambda number: None
+            self.assertEqual(set(self.objects()), {"/" + MARK, "/__0_0.distcp", "/.metadata"})
+            told = self.command(*self.convert[:-1], status=2)
+            stays = {"/.metadata"} | (set() if keeps else {"/__0_0.distcp"})
+            self.assertEqual(set(self.objects()), stays)
+            self.assertEqual(self.objects()["/.metadata"], summary(b"another program's"))
+            for name in self.new:
+                line = "s3://%s/%s%s: stays: its metadata does not say" % (BUCKET, PREFIX, name)
+                self.assertEqual(line in told, name in stays, told)
+            self.clear()
+        self.s3.keeps_metadata = True
+        self.command(*self.convert)
+        self.assertEqual(self.objects(), self.new)
+
+    def test_a_mark_that_is_none(self):
+        self.clear()
+        for text in (b"new\n__0_0.distcp\n", b"new 12\nx\n", b"new 0000000000000000\nx\n", b"new 00000000000000ab\n../x\n", b"other"):
+            self.s3.put(PREFIX + "/" + MARK, text)
+            self.assertIn("is not a list of names: look at it", self.command(*self.convert, status=3))
+            self.assertEqual(self.objects(), {"/" + MARK: summary(text)})
+
     def test_a_lost_answer(self):
         self.clear()
         self.fail({"complete": ["lost", "always-reset"], "head": ["always-reset"]})

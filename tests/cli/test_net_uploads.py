@@ -153,9 +153,11 @@ for line in sys.stdin:
                 self.assertEqual(ask("sum " + name), hashlib.sha256(self.data).hexdigest())
                 for run in (["parts", full, "data", "6000000", "2", "new"], ["whole", full, "data", "new"]):
                     self.assertIn("another program created it", self.tool(*run, status=2, **more))
-                self.tool("delete", full, **more)
+                self.assertEqual(self.tool("delete-own", full, **more), "deleted\n")
                 self.tool("whole", full, "data", "new", **more)
                 self.assertEqual(ask("sum " + name), hashlib.sha256(self.data).hexdigest())
+                self.assertEqual(self.tool("delete-own", full, **more), "deleted\n")
+                self.tool("whole", full, "data", "new", **more)
                 self.assertEqual((ask("begin " + name), ask("begin " + name)), ("True", "True"))
                 self.assertEqual(self.tool("clear", full, **more), "2\n")
                 self.assertEqual(ask("left "), "0")
@@ -367,8 +369,7 @@ class Faults(Uploads):
                 self.s3.other = other
                 line = self.parts(end=end, status=status)
                 self.assertIn("another program created it" if status == 2 else
-                              "cannot be found out: compare it" if other and len(other) == len(self.data) else
-                              "the upload was aborted by another program", line)
+                              "cannot be found out: compare it" if other else "the upload was aborted by another program", line)
                 self.s3.remove(OBJECT)
         self.s3.faults = {"complete": ["lost"], "head": ["403"]}
         self.assertIn("cannot be found out: compare it", self.parts(status=4))
@@ -380,17 +381,38 @@ class Faults(Uploads):
             self.assertEqual(self.s3.faults["whole"], [])
             self.check_whole()
             self.s3.remove(OBJECT)
-        for size in (0, 1, 55, 56, 63, 64, 65):  # the fetcher computes the ETag
-            self.data = self.data[:size]
-            with open(os.path.join(self.dir, "data"), "wb") as f:
-                f.write(self.data)
-            self.s3.faults["whole"] = ["lost"]
-            self.tool("whole", NAME, "data", "new")
-            self.check_whole()
-            self.s3.remove(OBJECT)
-        self.s3.put(OBJECT, b"of another program")
+        self.s3.put(OBJECT, b"of another program", meta={"x-amz-meta-fsdpckpt-run": "00000000deadbeef"})
         self.s3.faults["whole"] = ["reset"]
         self.assertIn("another program created it", self.tool("whole", NAME, "data", "new", status=2))
+
+    def test_delete_own(self):
+        """An object is deleted only if its metadata says that this run made it."""
+        for make in (self.parts, lambda: self.tool("whole", NAME, "data", "replace")):
+            make()
+            self.assertEqual(self.tool("delete-own", NAME), "deleted\n")
+            self.assertEqual(self.s3.objects, {})
+            self.assertEqual(self.tool("delete-own", NAME), "deleted\n")  # it may be missing
+            self.s3.faults = {"head": ["503", "reset"], "delete": ["503", "lost"]}
+            make()
+            self.assertEqual(self.tool("delete-own", NAME), "deleted\n")
+            self.assertEqual(self.s3.objects, {})
+            self.s3.keeps_metadata = False
+            make()
+            self.s3.keeps_metadata = True
+            self.assertEqual(self.tool("delete-own", NAME), "left\n")
+        for run in ("0000000012345678", "1234abcd", "x", ""):
+            self.s3.put(OBJECT, self.data, meta={"x-amz-meta-fsdpckpt-run": run})
+            self.assertEqual(self.tool("delete-own", NAME), "left\n")
+        self.s3.faults["head"] = ["403"]
+        self.assertIn("refuses access", self.tool("delete-own", NAME, status=4))
+        self.check_whole()
+
+    def test_lost_without_metadata(self):
+        """Then nobody can know what became of the upload."""
+        self.s3.keeps_metadata = False
+        self.s3.faults["complete"] = ["lost"]
+        self.assertIn("cannot be found out: compare it", self.parts(status=4))
+        self.check_whole()
 
     def test_without_conditions(self):
         self.s3.conditions = False

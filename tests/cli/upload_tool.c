@@ -3,7 +3,7 @@
  *
  *     upload_tool parts NAME FILE PART-BYTES THREADS complete|new|abort|wait
  *     upload_tool whole NAME FILE replace|new
- *     upload_tool delete|check|clear|clear-folder NAME
+ *     upload_tool delete|delete-own|check|clear|clear-folder NAME
  *     upload_tool see NAME FILE
  *
  * "see" prints what can be read of the name and its folder before the object is written, then, and after it is deleted.
@@ -21,7 +21,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-enum { MOST_THREADS = 64 };
+enum { MOST_THREADS = 64, RUN = 0x1234abcd };
 
 typedef struct work {
     fc_upload *upload;
@@ -90,7 +90,7 @@ static fc_code send_in_parts(char **arguments, fc_error *err) {
     unsigned parts = 0;
     const char *end = arguments[4];
     const int fd = copy_of(arguments[1], &size);
-    fc_code rc = fc_upload_begin(arguments[0], NULL, &upload, err);
+    fc_code rc = fc_upload_begin(arguments[0], RUN, NULL, &upload, err);
     if (rc != FC_OK) {
         return rc;
     }
@@ -124,7 +124,7 @@ static fc_code see(const char *name, int fd, uint64_t size, fc_error *err) {
     }
     *strrchr(folder, '/') = '\0';
     fc_code rc = print_what_is_seen(name, folder, err);
-    rc = rc == FC_OK ? fc_upload_whole(name, fd, size, true, err) : rc;
+    rc = rc == FC_OK ? fc_upload_whole(name, RUN, fd, size, true, err) : rc;
     rc = rc == FC_OK ? print_what_is_seen(name, folder, err) : rc;
     rc = rc == FC_OK ? fc_upload_delete(name, err) : rc;
     rc = rc == FC_OK ? print_what_is_seen(name, folder, err) : rc;
@@ -141,7 +141,7 @@ static fc_code run(int count, char **arguments, fc_error *err) {
     }
     if (strcmp(what, "whole") == 0 && count == 5) {
         const int fd = copy_of(arguments[3], &size);
-        return fc_upload_whole(name, fd, size, strcmp(arguments[4], "new") == 0, err);
+        return fc_upload_whole(name, RUN, fd, size, strcmp(arguments[4], "new") == 0, err);
     }
     if (strcmp(what, "see") == 0 && count == 4) {
         const int fd = copy_of(arguments[3], &size);
@@ -149,6 +149,12 @@ static fc_code run(int count, char **arguments, fc_error *err) {
     }
     if (strcmp(what, "delete") == 0) {
         return fc_upload_delete(name, err);
+    }
+    if (strcmp(what, "delete-own") == 0) {
+        bool left = false;
+        const fc_code rc = fc_upload_delete_own(name, RUN, &left, err);
+        puts(left ? "left" : "deleted");
+        return rc;
     }
     if (strcmp(what, "check") == 0) {
         return fc_upload_check(name, err);

@@ -117,6 +117,9 @@ size_t answer_take_header(char *line, size_t size, size_t count, void *context) 
         keep(a->modified, sizeof a->modified, value);
     } else if ((value = value_of(text, "x-amz-bucket-region")) != NULL) {
         keep(a->region, sizeof a->region, value);
+    } else if ((value = value_of(text, "x-amz-meta-" RUN_HEADER)) != NULL ||
+               (value = value_of(text, "x-goog-meta-" RUN_HEADER)) != NULL) {
+        a->run = strlen(value) == RUN_DIGITS ? strtoull(value, NULL, 16) : 0;
     } else if ((value = value_of(text, "link")) != NULL) {
         take_link(a, value);
     } else if ((value = value_of(text, "location")) != NULL) {

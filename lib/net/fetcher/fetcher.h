@@ -31,7 +31,11 @@ enum {
     MOST_PARTS = 10000,     /* of an upload */
     MOST_ANSWER = 64 << 10, /* bytes that a server says about what is written, except lists */
     MD5_BYTES = 16,
+    RUN_DIGITS = 16,
 };
+
+/* The end of the name of the metadata that says which run made an object. */
+#define RUN_HEADER "fsdpckpt-run"
 
 /* What is known of an object or a folder. */
 typedef enum knowledge { STATE_NEW, STATE_ASKED, STATE_READY, STATE_MISSING, STATE_FAILED } knowledge;
@@ -95,7 +99,8 @@ typedef struct sent_part {
 /* An object that is sent in parts. */
 typedef struct upload {
     char *name;
-    char *id; /* the server's ID for it; NULL: the server does not know it */
+    char *id;     /* the server's ID for it; NULL: the server does not know it */
+    uint64_t run; /* for its metadata */
     sent_part *parts;
     size_t capacity;
     bool open;  /* it has a socket */
@@ -132,6 +137,7 @@ typedef struct response {
     char next[MOST_URL]; /* of a list: the URL of the next page (Link) */
     char region[64];     /* of a bucket */
     char code[64];       /* of an error of a bucket, such as ExpiredToken */
+    uint64_t run;        /* that made the object, by its metadata; 0: it does not say */
     bool checked;
 } response;
 
@@ -157,8 +163,8 @@ typedef enum transfer_kind {
     FOR_WHOLE,
     FOR_DELETE,
     FOR_UPLOADS, /* a page of the uploads of a bucket */
-    FOR_PROBE,   /* whether an object exists that must be new; `next` is done then */
-    FOR_PROOF    /* whether the object is the one that `next` sent, whose answer was lost */
+    FOR_PROBE,   /* whether `next` may be done: an object that must be new, or be of the run that is deleted */
+    FOR_PROOF    /* whether the object is of this run, because the answer to `next` was lost */
 } transfer_kind;
 
 /* What a transfer that writes has in addition. */
@@ -170,6 +176,7 @@ typedef struct outgoing {
     char *text;         /* FOR_COMPLETE: what is sent */
     int file;           /* FOR_PART and FOR_WHOLE: the file that is sent; else -1 */
     uint64_t sent;      /* bytes of this try */
+    uint64_t run;       /* which makes the object, or made what is deleted; 0: any */
     unsigned part;      /* FOR_PART: its number; FOR_COMPLETE, FOR_PARTS: how many there are */
     unsigned after;     /* FOR_PARTS: the last part of the page before */
     bool only_new;

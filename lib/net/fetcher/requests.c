@@ -59,14 +59,18 @@ static bool add_credentials(const fetcher *f, transfer *t, const char *where) {
            (!s->token[0] || add_header(t, "X-Amz-Security-Token", s->token));
 }
 
-/* The type of an object is that of the request that makes it. */
+/* The type and the metadata of an object are those of the request that makes it. */
 static bool add_outgoing_headers(transfer *t) {
     const transfer_kind p = t->purpose;
     const char *type = p == FOR_BEGIN || p == FOR_WHOLE ? "application/octet-stream"
                        : p == FOR_COMPLETE              ? "application/xml"
                                                         : NULL;
     const bool only_new = (p == FOR_COMPLETE || p == FOR_WHOLE) && t->out->only_new && !t->out->probed;
-    return (!type || add_header(t, "Content-Type", type)) && (!only_new || add_header(t, "If-None-Match", "*"));
+    const bool has_run = (p == FOR_BEGIN || p == FOR_WHOLE) && t->out->run != 0;
+    char run[RUN_DIGITS + 1];
+    snprintf(run, sizeof run, "%016" PRIx64, t->out->run);
+    return (!type || add_header(t, "Content-Type", type)) && (!only_new || add_header(t, "If-None-Match", "*")) &&
+           (!has_run || add_header(t, "X-Amz-Meta-" RUN_HEADER, run));
 }
 
 static bool make_headers(const fetcher *f, transfer *t, const char *where) {

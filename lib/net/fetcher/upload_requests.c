@@ -152,6 +152,7 @@ static void begin(fetcher *f, const fc_net_request *request, const char *id, int
         close_any(socket);
         return;
     }
+    u->run = request->run;
     u->stays = id || request->flag;
     transfer *t = upload_transfer(f, id ? FOR_PARTS : FOR_BEGIN, request->name, answer, socket);
     if (!t) {
@@ -159,6 +160,7 @@ static void begin(fetcher *f, const fc_net_request *request, const char *id, int
         return;
     }
     t->out->upload = u;
+    t->out->run = u->run;
     t->out->part = request->part;
     go(f, t);
 }
@@ -174,13 +176,16 @@ static void send_whole(fetcher *f, const fc_net_request *request, int answer, in
     if (t) {
         t->length = request->length;
         t->out->only_new = request->flag != 0;
+        t->out->run = request->run;
         go_if_new(f, t);
     }
 }
 
-static void delete_object(fetcher *f, const char *name, int answer) {
-    transfer *t = upload_transfer(f, FOR_DELETE, name, answer, -1);
+static void delete_object(fetcher *f, const fc_net_request *request, int answer) {
+    transfer *t = upload_transfer(f, request->run ? FOR_PROBE : FOR_DELETE, request->name, answer, -1);
     if (t) {
+        t->out->next = FOR_DELETE;
+        t->out->run = request->run;
         go(f, t);
     }
 }
@@ -221,7 +226,7 @@ void upload_request(fetcher *f, const fc_net_request *request, int answer, int e
     } else if (request->kind == FC_NET_WHOLE) {
         send_whole(f, request, answer, extra);
     } else if (request->kind == FC_NET_DELETE) {
-        delete_object(f, request->name, answer);
+        delete_object(f, request, answer);
     } else if (request->kind == FC_NET_CLEAR) {
         clear(f, request, answer);
     } else {
@@ -293,6 +298,7 @@ static void complete(fetcher *f, upload *u, const fc_net_request *request, int a
         return;
     }
     t->out->upload = u;
+    t->out->run = u->run;
     t->out->part = request->part;
     t->out->only_new = request->flag != 0;
     t->out->text = list_parts(u, request->part, &t->error);

@@ -51,77 +51,7 @@ static void repeat_for(fetcher *f, transfer *t, const char *code) {
     transfer_repeat(f, t, 0, text);
 }
 
-/* ---- whether an object is ours, after its answer was lost ---- */
-
-static bool take_hex(const char *text, unsigned char out[MD5_BYTES]) {
-    static const char digits[] = "0123456789abcdef";
-    for (unsigned i = 0; i < 2 * MD5_BYTES; i++) {
-        const char *digit = text[i] ? strchr(digits, tolower((unsigned char)text[i])) : NULL;
-        if (!digit) {
-            return false;
-        }
-        out[i / 2] = (unsigned char)((i % 2 ? out[i / 2] << 4 : 0) | (digit - digits));
-    }
-    return true;
-}
-
-static const char *without_quote(const char *etag) {
-    return *etag == '"' ? etag + 1 : etag;
-}
-
-/* The ETag of an object of parts is that of the MD5 sums of these. @return false: the parts' ETags are no such sums */
-static bool sum_parts(const outgoing *o, md5 *m) {
-    bool good = true;
-    for (unsigned i = 0; i < o->part && good; i++) {
-        unsigned char sum[MD5_BYTES];
-        good = take_hex(without_quote(o->upload->parts[i].etag), sum);
-        md5_add(m, sum, sizeof sum);
-    }
-    return good;
-}
-
-static bool sum_file(const transfer *t, md5 *m) {
-    unsigned char buffer[1 << 14];
-    uint64_t at = 0;
-    ssize_t n = 1;
-    while (at < t->length && n > 0) {
-        const uint64_t left = t->length - at;
-        n = pread(t->out->file, buffer, left < sizeof buffer ? (size_t)left : sizeof buffer, (off_t)(t->offset + at));
-        md5_add(m, buffer, n > 0 ? (size_t)n : 0);
-        at += n > 0 ? (uint64_t)n : 0;
-    }
-    return at == t->length;
-}
-
-static bool is_ours(const transfer *t) {
-    const outgoing *o = t->out;
-    const bool whole = o->next == FOR_WHOLE;
-    const char *etag = without_quote(t->answer.etag);
-    char count[32] = "";
-    unsigned char sum[MD5_BYTES], there[MD5_BYTES];
-    md5 m;
-    md5_begin(&m);
-    const bool known = whole ? sum_file(t, &m) : sum_parts(o, &m);
-    md5_end(&m, sum);
-    if (!whole) {
-        snprintf(count, sizeof count, "-%u", o->part);
-    }
-    if (!known || !take_hex(etag, there)) {
-        return false;
-    }
-    const char *rest = etag + (size_t)2 * MD5_BYTES;
-    const size_t n = strlen(count);
-    return memcmp(sum, there, sizeof sum) == 0 && strncmp(rest, count, n) == 0 && (rest[n] == '"' || rest[n] == '\0');
-}
-
-static uint64_t size_of(const transfer *t) {
-    const outgoing *o = t->out;
-    uint64_t size = o->next == FOR_WHOLE ? t->length : 0;
-    for (unsigned i = 0; o->next == FOR_COMPLETE && i < o->part; i++) {
-        size += o->upload->parts[i].size;
-    }
-    return size;
-}
+/* ---- whether an object is ours ---- */
 
 /* The object exists already. */
 static void end_with_other(fetcher *f, transfer *t) {
@@ -129,19 +59,22 @@ static void end_with_other(fetcher *f, transfer *t) {
     transfer_end(f, t);
 }
 
+static bool is_ours(const transfer *t) {
+    return t->answer.status == 200 && t->out->run != 0 && t->answer.run == t->out->run;
+}
+
 static void judge_proof(fetcher *f, transfer *t) {
     const long status = t->answer.status;
-    const bool there = status == 200;
-    const char *const unknown = "the server's answer was lost, and whether the object is what was sent cannot be found "
-                                "out: compare it with its source, or write it again";
-    if (there && t->answer.length == size_of(t) && is_ours(t)) {
+    if (is_ours(t)) {
         transfer_end(f, t);
-    } else if (t->out->only_new && there) {
+    } else if (t->out->only_new && status == 200) {
         end_with_other(f, t);
-    } else if (status == 404 || (there && t->answer.length != size_of(t))) {
+    } else if (status == 404) {
         transfer_fail(f, t, FC_EIO, "the upload was aborted by another program or by a rule of the bucket");
     } else {
-        transfer_fail(f, t, FC_EIO, unknown);
+        transfer_fail(f, t, FC_EIO,
+                      "the server's answer was lost, and whether the object is what was sent cannot be found out: "
+                      "compare it with its source, or write it again");
     }
 }
 
@@ -154,13 +87,16 @@ static void prove(fetcher *f, transfer *t) {
 }
 
 static void judge_probe(fetcher *f, transfer *t, const char *code) {
-    if (t->answer.status == 200) {
-        end_with_other(f, t);
-    } else if (t->answer.status == 404) {
+    const bool deletes = t->out->next == FOR_DELETE, missing = t->answer.status == 404;
+    if (deletes ? is_ours(t) : missing) {
         t->out->probed = true;
         if (!upload_turn(f, t, t->out->next)) {
             transfer_end(f, t);
         }
+    } else if (missing) {
+        transfer_end(f, t);
+    } else if (t->answer.status == 200) {
+        end_with_other(f, t);
     } else {
         fail_with_status(f, t, code);
     }
