@@ -2,6 +2,7 @@
 be signed. It can fail and lie: `faults` maps an operation (begin, part, complete, abort, whole, delete, list_uploads, list_parts, head, get, list) to a list
 of names, one for each request in order. A name that begins with "always-" is not used up."""
 
+import base64
 import hashlib
 import hmac
 import re
@@ -54,6 +55,8 @@ class S3:
         self.files, self.page, self.least_part = files, page, least_part
         self.objects, self.types, self.etags, self.meta = {}, {}, {}, {}
         self.keeps_metadata = True
+        self.demands_sums = False  # as buckets with Object Lock do
+        self.sums = 0  # that were right
         self.uploads, self.began, self.faults, self.log, self.wrong = {}, 0, {}, [], []
         self.lock = threading.Lock()
         self.busy = self.most_busy = 0  # parts that are received at once
@@ -125,7 +128,14 @@ class S3:
         said = handler.headers.get("x-amz-content-sha256")
         if not is_signed(handler) or said not in ("UNSIGNED-PAYLOAD", hashlib.sha256(body).hexdigest()):
             self.wrong.append((handler.command, handler.path))
-            return self.error(handler, 403, "SignatureDoesNotMatch", "<AWSAccessKeyId>%s</AWSAccessKeyId>" % KEY)
+            return self.error(handler, 403, "SignatureDoesNotMatch", more="<AWSAccessKeyId>%s</AWSAccessKeyId>" % KEY)
+        sum_said = handler.headers.get("Content-MD5")
+        if sum_said and sum_said != base64.b64encode(hashlib.md5(body).digest()).decode():
+            return self.error(handler, 400, "BadDigest")
+        if self.demands_sums and name in ("part", "whole") and not sum_said:
+            return self.error(handler, 400, "InvalidRequest", "Content-MD5 OR x-amz-checksum- HTTP header is required for Put %s requests with "
+                              "Object Lock parameters" % ("Part" if name == "part" else "Object"))
+        self.sums += sum_said is not None
         if bucket != BUCKET:
             return self.error(handler, 404, "NoSuchBucket")
         if fault and re.fullmatch(r"\d+(:\w+)?", fault):
@@ -173,8 +183,8 @@ class S3:
             handler.plain(status, headers, body)
         return True
 
-    def error(self, handler, status, code, more=""):
-        return self.answer(handler, status, ("<?xml version='1.0'?><Error><Code>%s</Code><Message>why</Message>%s</Error>" % (code, more)).encode(),
+    def error(self, handler, status, code, why="why", more=""):
+        return self.answer(handler, status, ("<?xml version='1.0'?><Error><Code>%s</Code><Message>%s</Message>%s</Error>" % (code, why, more)).encode(),
                            [("Content-Length", "0")] if handler.command == "HEAD" else [])
 
     def may_write(self, handler, key):

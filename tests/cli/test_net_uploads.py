@@ -407,6 +407,26 @@ class Faults(Uploads):
         self.assertIn("refuses access", self.tool("delete-own", NAME, status=4))
         self.check_whole()
 
+    def test_sums(self):
+        """A bucket with Object Lock demands MD5 sums. Others get none."""
+        self.parts()
+        self.assertEqual(self.s3.sums, 0)
+        self.s3.demands_sums = True
+        self.s3.faults["part"] = ["503", "", "reset"]
+        self.parts()
+        self.check_whole()
+        self.assertEqual(self.s3.sums, 11)
+        self.s3.faults["part"] = ["always-400:MissingContentMD5"]
+        self.assertIn("status 400, MissingContentMD5", self.parts(status=4))
+        self.s3.faults, self.s3.sums = {}, 0
+        for size in (100_000, 65, 64, 63, 56, 55, 1, 0):
+            self.data = self.data[:size]
+            with open(os.path.join(self.dir, "data"), "wb") as f:
+                f.write(self.data)
+            self.tool("whole", NAME, "data", "replace")
+            self.check_whole()
+        self.assertEqual(self.s3.sums, 8)
+
     def test_lost_without_metadata(self):
         """Then nobody can know what became of the upload."""
         self.s3.keeps_metadata = False

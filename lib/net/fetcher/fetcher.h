@@ -180,6 +180,7 @@ typedef struct outgoing {
     unsigned part;      /* FOR_PART: its number; FOR_COMPLETE, FOR_PARTS: how many there are */
     unsigned after;     /* FOR_PARTS: the last part of the page before */
     bool only_new;
+    bool summed;  /* its MD5 sum was sent */
     bool probed;  /* there was no such object before */
     bool exists;  /* there is one */
     bool missing; /* FOR_PARTS: there is no such upload */
@@ -244,6 +245,7 @@ typedef struct fetcher {
     outbox *outboxes;
     opened_file *files;
     size_t nfiles, capacity;
+    bool sums;      /* a bucket demands MD5 sums, so they are sent */
     int64_t leaves; /* the caller has gone: when the fetcher ends; 0: the caller is there */
     size_t heads;   /* bytes */
     uint64_t clock, random;

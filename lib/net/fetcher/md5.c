@@ -1,5 +1,6 @@
 /*
- * MD5 (RFC 1321), from which S3 makes its ETags. Nothing here relies on it for security. See fetcher.h.
+ * MD5 (RFC 1321), which buckets with Object Lock demand of what is sent. Nothing here relies on it for security. See
+ * fetcher.h.
  */
 #include "net/fetcher/fetcher.h"
 

@@ -1,6 +1,7 @@
 /*
  * What is sent to a server, with credentials, and where its bytes go: see fetcher.h.
  */
+#include "base/base64.h"
 #include "net/fetcher/fetcher.h"
 
 #include <inttypes.h>
@@ -59,18 +60,41 @@ static bool add_credentials(const fetcher *f, transfer *t, const char *where) {
            (!s->token[0] || add_header(t, "X-Amz-Security-Token", s->token));
 }
 
+/* @return false if the file cannot be read */
+static bool add_sum(transfer *t) {
+    unsigned char buffer[1 << 14], sum[MD5_BYTES];
+    char text[2 * MD5_BYTES] = "";
+    md5 m;
+    md5_begin(&m);
+    for (uint64_t at = 0; at < t->length;) {
+        const uint64_t left = t->length - at;
+        const size_t some = left < sizeof buffer ? (size_t)left : sizeof buffer;
+        const ssize_t n = pread(t->out->file, buffer, some, (off_t)(t->offset + at));
+        if (n <= 0) {
+            return false;
+        }
+        md5_add(&m, buffer, (size_t)n);
+        at += (uint64_t)n;
+    }
+    md5_end(&m, sum);
+    fc_base64_encode(sum, sizeof sum, text);
+    t->out->summed = true;
+    return add_header(t, "Content-MD5", text);
+}
+
 /* The type and the metadata of an object are those of the request that makes it. */
-static bool add_outgoing_headers(transfer *t) {
+static bool add_outgoing_headers(const fetcher *f, transfer *t) {
     const transfer_kind p = t->purpose;
     const char *type = p == FOR_BEGIN || p == FOR_WHOLE ? "application/octet-stream"
                        : p == FOR_COMPLETE              ? "application/xml"
                                                         : NULL;
     const bool only_new = (p == FOR_COMPLETE || p == FOR_WHOLE) && t->out->only_new && !t->out->probed;
     const bool has_run = (p == FOR_BEGIN || p == FOR_WHOLE) && t->out->run != 0;
+    const bool has_sum = f->sums && (p == FOR_PART || p == FOR_WHOLE);
     char run[RUN_DIGITS + 1];
     snprintf(run, sizeof run, "%016" PRIx64, t->out->run);
     return (!type || add_header(t, "Content-Type", type)) && (!only_new || add_header(t, "If-None-Match", "*")) &&
-           (!has_run || add_header(t, "X-Amz-Meta-" RUN_HEADER, run));
+           (!has_run || add_header(t, "X-Amz-Meta-" RUN_HEADER, run)) && (!has_sum || add_sum(t));
 }
 
 static bool make_headers(const fetcher *f, transfer *t, const char *where) {
@@ -79,7 +103,7 @@ static bool make_headers(const fetcher *f, transfer *t, const char *where) {
     curl_slist_free_all(t->headers);
     t->headers = NULL;
     bool good = add_header(t, "Accept-Encoding", "identity") && add_credentials(f, t, where) &&
-                (!t->out || add_outgoing_headers(t));
+                (!t->out || add_outgoing_headers(f, t));
     if (pinned && v->etag[0] == '"') { /* a weak one matches nothing */
         good = good && add_header(t, "If-Match", v->etag);
     } else if (pinned && !v->etag[0] && v->modified[0]) {
