@@ -95,7 +95,8 @@ static fc_code write_cached(const fc_output *output, const unsigned char *bytes,
 
 fc_code fc_output_write(fc_output *output, const unsigned char *bytes, size_t size, uint64_t offset, fc_error *err) {
     if (output->staged) {
-        return fc_staged_write(output->staged, output->fd, bytes, size, offset, err);
+        FC_TRY(fc_staged_write(output->staged, output->fd, bytes, size, offset, err));
+        return fc_staged_send(output->staged, err);
     }
     if (output->cached) {
         return write_cached(output, bytes, size, offset, err);

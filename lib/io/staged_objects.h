@@ -7,7 +7,8 @@
  * has one table of these names, as it has one file system (docs/ARCHITECTURE.md, decisions).
  *
  * The thread that writes the last byte of a part sends it. A byte that the engine moves is written once. Bytes of
- * headers may be written again until fc_staged_final or fc_staged_end is called.
+ * headers may be written again until fc_staged_final or fc_staged_end is called. A file may grow: then the engine
+ * appends data to it, and its length is known only to fc_staged_end.
  */
 #pragma once
 
@@ -108,25 +109,35 @@ uint64_t fc_staged_keep_run(const char *path, uint64_t run);
 bool fc_staged_has_sent(fc_staged_file *file, uint64_t offset, uint64_t size);
 
 /**
- * Divides a file, which has its final length, into parts, and begins to send it. Only fc_staged_write writes bytes of
- * `data`, each once and roughly in order.
+ * Divides a file into parts, and begins to send it. Only fc_staged_write writes bytes of `data`, and those after the
+ * present end of the file, each once and roughly in order.
  * @param data in ascending order, without overlaps; copied
+ * @param grows the most bytes that may be appended; 0: the file has its final length
  * @param memory bytes for the parts that are in memory at once; at least two are
- * @param held receives the bytes of these
  */
-fc_code fc_staged_divide(const char *path, const fc_staged_data *data, size_t count, uint64_t memory, uint64_t *held,
+fc_code fc_staged_divide(const char *path, const fc_staged_data *data, size_t count, uint64_t grows, uint64_t memory,
                          fc_error *err);
 
 /** @return the file that a path names; NULL if the path is not that of a file that is divided */
 fc_staged_file *fc_staged_find(const char *path);
 
+/** @return the most bytes of the parts that are in memory at once; 0 for NULL */
+uint64_t fc_staged_held(const fc_staged_file *file);
+
 /**
- * Writes bytes that the engine moves, and sends the parts that they complete. Waits before it begins a part while too
- * many are in memory. Any thread may call it.
+ * Writes bytes that the engine moves. The thread then calls fc_staged_send. Waits before it begins a part while too
+ * many are in memory, and sends some meanwhile. Any thread may call it.
  * @param fd the thread's own descriptor of the file
  */
 fc_code fc_staged_write(fc_staged_file *file, int fd, const unsigned char *bytes, size_t size, uint64_t offset,
                         fc_error *err);
+
+/** The engine leaves out these bytes of a file that grows: they are zeros. Called before what follows them is written,
+ * by the same thread, which then calls fc_staged_send. */
+fc_code fc_staged_skip(fc_staged_file *file, uint64_t offset, uint64_t size, fc_error *err);
+
+/** Sends the parts that are complete and that no other thread sends. */
+fc_code fc_staged_send(fc_staged_file *file, fc_error *err);
 
 /** A thread has failed and will not write its bytes: other threads stop waiting for them. */
 void fc_staged_stop(fc_staged_file *file);
@@ -138,5 +149,6 @@ fc_code fc_staged_final(const char *path, uint64_t offset, uint64_t size, fc_err
 /** From `offset` on, the file has nothing but what the engine moves, and gaps. Called before the file is divided. */
 void fc_staged_final_from(const char *path, uint64_t offset);
 
-/** The format has finished a file: sends all parts that are left. For a path on this machine it does nothing. */
+/** The format has finished a file, which has its length: sends all parts that are left. For a path on this machine it
+ * does nothing. */
 fc_code fc_staged_end(const char *path, fc_error *err);

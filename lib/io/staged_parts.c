@@ -2,6 +2,7 @@
  * The parts of a file in a bucket: which bytes are final, which parts are in memory, and how they are sent. See
  * staged_objects.h.
  */
+#include "base/checked.h"
 #include "base/grow.h"
 #include "fsdpckpt/try.h"
 #include "io/file.h"
@@ -59,12 +60,19 @@ static void find_first(fc_staged_file *file) {
     }
 }
 
-/* Sends a part that is complete. The caller holds the lock, which is released meanwhile. */
-static fc_code send_part(fc_staged_file *file, unsigned number, fc_error *err) {
+/* A part is complete. The caller holds the lock, and sees to it that the part is sent. */
+static void list_full(fc_staged_file *file, unsigned number) {
     staged_part *part = &file->parts[number];
     part->sent = true;
-    set_open(file, part, true);
+    part->next = file->full;
+    file->full = number + 1;
     file->sending++;
+    set_open(file, part, true);
+}
+
+/* Sends a part. The caller holds the lock, which is released meanwhile. */
+static fc_code send_part(fc_staged_file *file, unsigned number, fc_error *err) {
+    staged_part *part = &file->parts[number];
     pthread_mutex_unlock(&file->target->lock);
     fc_code rc =
         fc_upload_part(file->upload, file->fd, (uint64_t)number * file->part, part_size(file, number), number + 1, err);
@@ -73,6 +81,17 @@ static fc_code send_part(fc_staged_file *file, unsigned number, fc_error *err) {
     file->sending--;
     part->done = rc == FC_OK;
     set_open(file, part, false);
+    return rc;
+}
+
+/* Sends the parts that are complete and that no other thread sends. The caller holds the lock, as for send_part. */
+static fc_code send_full(fc_staged_file *file, fc_error *err) {
+    fc_code rc = FC_OK;
+    while (file->full > 0 && rc == FC_OK) {
+        const unsigned number = file->full - 1;
+        file->full = file->parts[number].next;
+        rc = send_part(file, number, err);
+    }
     return rc;
 }
 
@@ -148,19 +167,35 @@ static bool fits(uint64_t size, const fc_staged_data *data, size_t count) {
     return good;
 }
 
-static fc_code measure_parts(fc_staged_file *file, fc_error *err) {
-    enum { MIB = 1 << 20 };
+/* @return how long the file is now */
+static fc_code measure_file(const fc_staged_file *file, uint64_t *size, fc_error *err) {
     struct stat st;
     if (fstat(file->fd, &st) != 0) {
         return fc_fail_errno(err, errno, "%s: cannot be examined", file->path);
     }
+    *size = (uint64_t)st.st_size;
+    return FC_OK;
+}
+
+static void count_parts(fc_staged_file *file) {
+    file->nparts = (unsigned)((file->size + file->part - 1) / file->part);
+}
+
+/* @param grows the most bytes that may be appended */
+static fc_code measure_parts(fc_staged_file *file, uint64_t grows, fc_error *err) {
+    enum { MIB = 1 << 20 };
+    uint64_t size = 0;
+    FC_TRY(measure_file(file, &size, err));
+    if (!fc_add_u64(size, grows, &file->size) || file->size > INT64_MAX) {
+        return fc_fail(err, FC_ECORRUPT, "%s: its data is too large for a file", file->path);
+    }
     file->engine = true;
-    file->size = (uint64_t)st.st_size;
+    file->grows = grows > 0;
     file->part = FC_STAGED_PART;
     if (file->size / FC_STAGED_MOST_PARTS >= file->part) {
         file->part = (file->size / FC_STAGED_MOST_PARTS / MIB + 1) * MIB;
     }
-    file->nparts = (unsigned)((file->size + file->part - 1) / file->part);
+    count_parts(file);
     return FC_OK;
 }
 
@@ -173,31 +208,41 @@ static void limit_open(fc_staged_file *file, uint64_t memory) {
                                                     : FC_STAGED_MOST_PARTS;
 }
 
-fc_code fc_staged_divide(const char *path, const fc_staged_data *data, size_t count, uint64_t memory, uint64_t *held,
+/* Copies what the engine moves. What it appends is one more piece of data, the last one. */
+static fc_code copy_data(fc_staged_file *file, const fc_staged_data *data, size_t count, uint64_t grows,
+                         fc_error *err) {
+    file->data = calloc(count + 1, sizeof *file->data);
+    FC_NEED(file->data, err, file->path);
+    if (count > 0) {
+        memcpy(file->data, data, count * sizeof *data);
+    }
+    file->data[count] = (fc_staged_data){file->size - grows, grows};
+    file->count = count + file->grows;
+    return FC_OK;
+}
+
+fc_code fc_staged_divide(const char *path, const fc_staged_data *data, size_t count, uint64_t grows, uint64_t memory,
                          fc_error *err) {
     fc_staged_target *target;
     fc_staged_file *file = fc_staged_find_file(path, &target);
-    *held = 0;
     if (!file) {
         return fc_fail(err, FC_EIO, "%s: is missing", path);
     }
-    FC_TRY(measure_parts(file, err));
+    FC_TRY(measure_parts(file, grows, err));
     limit_open(file, memory);
-    if (!fits(file->size, data, count)) {
+    if (!fits(file->size - grows, data, count)) {
         return fc_fail(err, FC_EIO, "%s: its data ends after the file", path);
     }
     if (file->size <= FC_STAGED_WHOLE) {
         return FC_OK;
     }
-    file->data = calloc(count + 1, sizeof *file->data);
-    FC_NEED(file->data, err, path);
-    file->count = count;
-    if (count > 0) {
-        memcpy(file->data, data, count * sizeof *data);
-    }
-    *held = (file->most_open < file->nparts ? file->most_open : file->nparts) * file->part;
+    FC_TRY(copy_data(file, data, count, grows, err));
     file->divided = true;
     return begin_parts(file, err);
+}
+
+uint64_t fc_staged_held(const fc_staged_file *file) {
+    return file ? (file->most_open < file->nparts ? file->most_open : file->nparts) * file->part : 0;
 }
 
 /* ---- what an earlier run has sent ---- */
@@ -255,7 +300,7 @@ fc_code fc_staged_take_up(const char *path, const char *then, const fc_staged_da
     if (!file) {
         return fc_fail(err, FC_EIO, "%s: is missing", path);
     }
-    FC_TRY(measure_parts(file, err));
+    FC_TRY(measure_parts(file, 0, err));
     if (file->size <= FC_STAGED_WHOLE) {
         return FC_OK;
     }
@@ -290,22 +335,34 @@ fc_staged_file *fc_staged_find(const char *path) {
     return file && file->divided ? file : NULL;
 }
 
-/* Waits until a part may be begun: few are in memory, or it is the first one and none of the others is on its way out.
- * Data comes in ascending order, so all bytes of the first part are written or in the hands of other threads, none of
- * which waits for long. @return false if a thread has failed */
-static bool enter_part(fc_staged_file *file, unsigned number) {
-    pthread_mutex_lock(&file->target->lock);
-    while (!file->parts[number].open && file->open >= file->most_open && !file->stopped &&
-           !(number == file->first && file->sending == 0)) {
-        pthread_cond_wait(&file->target->changed, &file->target->lock);
-    }
-    set_open(file, &file->parts[number], true);
-    const bool goes_on = !file->stopped;
-    pthread_mutex_unlock(&file->target->lock);
-    return goes_on;
+/* Whether too many parts are in memory to begin this one. The first one may be begun once none of the others is on its
+ * way out: data comes in ascending order, so all bytes of the first part are written or in the hands of other threads,
+ * none of which waits for long. */
+static bool must_wait(const fc_staged_file *file, unsigned number) {
+    return !file->parts[number].open && file->open >= file->most_open && !file->stopped &&
+           !(number == file->first && file->sending == 0);
 }
 
-/* Bytes of a part are final. Sends it if it is complete. */
+/* Waits until a part may be begun, and sends others meanwhile: their threads may do it only after this one. */
+static fc_code enter_part(fc_staged_file *file, unsigned number, fc_error *err) {
+    fc_code rc = FC_OK;
+    pthread_mutex_lock(&file->target->lock);
+    while (rc == FC_OK && must_wait(file, number)) {
+        if (file->full > 0) {
+            rc = send_full(file, err);
+        } else {
+            pthread_cond_wait(&file->target->changed, &file->target->lock);
+        }
+    }
+    set_open(file, &file->parts[number], true);
+    if (rc == FC_OK && file->stopped) {
+        rc = fc_fail(err, FC_EIO, "%s: another thread could not write its part", file->path);
+    }
+    pthread_mutex_unlock(&file->target->lock);
+    return rc;
+}
+
+/* Bytes of a part are final. */
 static fc_code leave_part(fc_staged_file *file, unsigned number, uint64_t size, bool engine, fc_error *err) {
     staged_part *part = &file->parts[number];
     fc_code rc = FC_OK;
@@ -320,7 +377,7 @@ static fc_code leave_part(fc_staged_file *file, unsigned number, uint64_t size, 
         part->engine -= engine ? size : 0;
         find_first(file);
         if (part->missing == 0) {
-            rc = send_part(file, number, err);
+            list_full(file, number);
         } else if (part->engine == 0) {
             set_open(file, part, false); /* it only lacks headers */
         }
@@ -329,22 +386,49 @@ static fc_code leave_part(fc_staged_file *file, unsigned number, uint64_t size, 
     return rc;
 }
 
+static fc_code fail_after(const fc_staged_file *file, fc_error *err) {
+    return fc_fail(err, FC_EIO, "%s: what is written ends after the file", file->path);
+}
+
+/* Bytes, of any number of parts, are final. */
+static fc_code leave_parts(fc_staged_file *file, uint64_t offset, uint64_t size, bool engine, fc_error *err) {
+    while (size > 0) {
+        const unsigned number = (unsigned)(offset / file->part);
+        const uint64_t some = end_in_part(file, offset, offset + size) - offset;
+        FC_TRY(number < file->nparts ? leave_part(file, number, some, engine, err) : fail_after(file, err));
+        offset += some;
+        size -= some;
+    }
+    return FC_OK;
+}
+
 fc_code fc_staged_write(fc_staged_file *file, int fd, const unsigned char *bytes, size_t size, uint64_t offset,
                         fc_error *err) {
     while (size > 0) {
         const unsigned number = (unsigned)(offset / file->part);
         const size_t some = (size_t)(end_in_part(file, offset, offset + size) - offset);
         const bool known = number < file->nparts && file->parts[number].known;
-        if (number >= file->nparts || (!known && !enter_part(file, number))) {
-            return fc_fail(err, FC_EIO, "%s: another thread could not write its part", file->path);
+        if (!known) {
+            FC_TRY(number < file->nparts ? enter_part(file, number, err) : fail_after(file, err));
+            FC_TRY(fc_pwrite_full(fd, bytes, some, offset, file->path, err));
         }
-        FC_TRY(known ? FC_OK : fc_pwrite_full(fd, bytes, some, offset, file->path, err));
         FC_TRY(leave_part(file, number, some, true, err));
         bytes += some;
         offset += some;
         size -= some;
     }
     return FC_OK;
+}
+
+fc_code fc_staged_skip(fc_staged_file *file, uint64_t offset, uint64_t size, fc_error *err) {
+    return leave_parts(file, offset, size, true, err);
+}
+
+fc_code fc_staged_send(fc_staged_file *file, fc_error *err) {
+    pthread_mutex_lock(&file->target->lock);
+    const fc_code rc = send_full(file, err);
+    pthread_mutex_unlock(&file->target->lock);
+    return rc;
 }
 
 void fc_staged_stop(fc_staged_file *file) {
@@ -367,17 +451,8 @@ fc_code fc_staged_final(const char *path, uint64_t offset, uint64_t size, fc_err
     if (file && !file->divided) {
         return keep_final(file, offset, size, err);
     }
-    while (file && size > 0) {
-        const unsigned number = (unsigned)(offset / file->part);
-        const uint64_t some = end_in_part(file, offset, offset + size) - offset;
-        if (number >= file->nparts) {
-            return fc_fail(err, FC_EIO, "%s: a header ends after the file", path);
-        }
-        FC_TRY(leave_part(file, number, some, false, err));
-        offset += some;
-        size -= some;
-    }
-    return FC_OK;
+    FC_TRY(file ? leave_parts(file, offset, size, false, err) : FC_OK);
+    return file ? fc_staged_send(file, err) : FC_OK;
 }
 
 void fc_staged_final_from(const char *path, uint64_t offset) {
@@ -388,15 +463,35 @@ void fc_staged_final_from(const char *path, uint64_t offset) {
     }
 }
 
+/* A file that grew has its length now. No part of it may end later. */
+static fc_code end_growth(fc_staged_file *file, fc_error *err) {
+    uint64_t size = 0;
+    FC_TRY(measure_file(file, &size, err));
+    bool good = size <= file->size;
+    for (unsigned part = 0; part < file->nparts && good; part++) {
+        good = !file->parts[part].sent || (uint64_t)part * file->part + part_size(file, part) <= size;
+    }
+    if (!good) {
+        return fc_fail(err, FC_EIO, "%s: it has another length than its data", file->path);
+    }
+    file->size = size;
+    file->grows = false;
+    count_parts(file);
+    return FC_OK;
+}
+
 fc_code fc_staged_end(const char *path, fc_error *err) {
     fc_staged_file *file = fc_staged_find(path);
-    fc_code rc = FC_OK;
     if (!file) {
         return FC_OK;
     }
     pthread_mutex_lock(&file->target->lock);
+    fc_code rc = file->grows ? end_growth(file, err) : FC_OK;
     for (unsigned part = 0; part < file->nparts && rc == FC_OK; part++) {
-        rc = file->parts[part].sent ? FC_OK : send_part(file, part, err);
+        if (!file->parts[part].sent) {
+            list_full(file, part);
+            rc = send_full(file, err);
+        }
     }
     pthread_mutex_unlock(&file->target->lock);
     return rc;

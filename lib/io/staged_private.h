@@ -17,27 +17,30 @@ typedef struct staged_part {
     uint64_t missing; /* all that are not final */
     uint64_t engine;  /* those of the engine */
     bool open;        /* it counts in fc_staged_file.open */
-    bool sent;        /* or being sent */
+    bool sent;        /* or about to be */
     bool done;        /* the server has it */
     bool known;       /* from an earlier run: nothing of it is written */
+    unsigned next;    /* in fc_staged_file.full */
 } staged_part;
 
 struct fc_staged_file {
     fc_staged_file *next; /* in the order of creation */
     fc_staged_target *target;
-    char *path;        /* with FC_STAGED */
-    int fd;            /* memfd */
-    bool engine;       /* it has data, so it is not an index */
-    fc_upload *upload; /* NULL: it is sent as a whole */
-    char *id;          /* of the upload, if it stays for another run; else NULL */
-    uint64_t size, part;
+    char *path;          /* with FC_STAGED */
+    int fd;              /* memfd */
+    bool engine;         /* it has data, so it is not an index */
+    fc_upload *upload;   /* NULL: it is sent as a whole */
+    char *id;            /* of the upload, if it stays for another run; else NULL */
+    uint64_t size, part; /* while it grows, the size is the largest that it may reach */
+    bool grows;          /* data is appended, and the length is known only at the end */
     unsigned nparts;
     struct staged_part *parts;
     bool divided;
     unsigned first;     /* the first part of which the engine has bytes to write */
     unsigned most_open; /* parts that may be in memory at once */
     unsigned open;      /* parts in memory, without those that only lack headers */
-    unsigned sending;   /* of these, parts that are being sent */
+    unsigned sending;   /* of these, parts that are complete */
+    unsigned full;      /* of these, a list of the parts that no thread sends yet: number + 1; 0 ends it */
     bool stopped;
     fc_staged_data *data; /* what the engine moves */
     size_t count;

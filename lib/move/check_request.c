@@ -50,10 +50,11 @@ fc_code fc_check_request(const fc_checkpoint *source, const char *path, const fc
     if (!path && !options->dry_run) {
         return fc_fail(err, FC_EUSAGE, "%s: no target path given", source->path);
     }
-    if (path && fc_is_remote(path) && (options->comm || options->own_shards || options->selection.compress)) {
+    if (path && fc_is_remote(path) && (options->comm || options->own_shards)) {
         return fc_fail(err, FC_EUNSUPPORTED,
-                       "%s: %s cannot be written to a bucket: write it on this machine, and upload it", path,
-                       options->selection.compress ? "a compressed target" : "a target of several processes");
+                       "%s: a target of several processes cannot be written to a bucket: write it on this machine, and "
+                       "upload it",
+                       path);
     }
     if (options->resumable && (options->comm || options->own_shards)) {
         return fc_fail(err, FC_EUNSUPPORTED, "%s: a conversion by several processes cannot be resumed",

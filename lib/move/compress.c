@@ -6,29 +6,32 @@
  * offsets to it and to all ready slots after it, which takes microseconds. Any worker then writes chunks that have
  * offsets. A worker waits only when every slot holds a chunk that comes after one still being compressed.
  *
+ * A worker that would begin a part of a file in a bucket may have to wait until others are sent. The worker with the
+ * first of the chunks that are being written never waits for a chunk. It frees its slot before it sends a part.
+ *
  * If several ranks compress the file, the slots hold this rank's chunks of two rounds (rounds.h). The calling thread,
  * which alone may talk to other ranks, exchanges a round when all its chunks are ready.
  */
 #include "fsdpckpt/move.h"
 
 #include "base/pages.h"
-#include "codec/codec.h"
-#include "codec/shuffle.h"
-#include "fsdpckpt/cast.h"
 #include "fsdpckpt/try.h"
 #include "io/output.h"
+#include "io/path.h"
+#include "io/staged_objects.h"
 #include "move/chunks.h"
-#include "move/compress_sizes.h"
+#include "move/compress_chunk.h"
 #include "move/file.h"
 #include "move/rounds.h"
-#include "read/source.h"
 #include "read/threads.h"
 #include "read/tuning.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 enum { RESERVE_BYTES = 64 << 20 };
@@ -42,11 +45,9 @@ typedef enum slot_state {
 
 typedef struct slot {
     slot_state state;
-    bool raw;
     fc_chunk_job job;
-    unsigned char *bytes; /* sizes.chunk bytes, allocated at first use */
-    size_t size;
-    uint64_t offset;
+    fc_made_chunk made;
+    uint64_t offset, gap; /* `gap` bytes before it are left out of a file in a bucket */
 } slot;
 
 typedef struct compressor {
@@ -67,20 +68,19 @@ typedef struct compressor {
     uint64_t turn;    /* number of the next chunk to get an offset */
     uint64_t first;   /* all chunks before this one are written */
     uint64_t stored;
-    int ahead;         /* descriptor for reserving space, or -1 */
-    uint64_t reserved; /* where the reserved space ends, in bytes */
+    struct fc_staged_file *staged; /* the file is made in a bucket, which gets its parts; else NULL */
+    uint64_t end;                  /* of what has its place in that file */
+    int ahead;                     /* descriptor for reserving space, or -1 */
+    uint64_t reserved;             /* where the reserved space ends, in bytes */
     bool stop;
     fc_code code;
     fc_error error;
 } compressor;
 
-/* One worker's buffers. */
 typedef struct worker {
     compressor *compressor;
-    fc_source *source;
-    fc_deflater *deflater;
+    fc_chunk_maker maker;
     fc_output output;
-    unsigned char *read, *cast, *shuffled;
 } worker;
 
 /* Records the first error and stops all workers. Called with the lock held. */
@@ -91,6 +91,9 @@ static void fail_compression(compressor *p, fc_code code, const fc_error *err) {
     }
     p->stop = true;
     pthread_cond_broadcast(&p->freed);
+    if (p->staged) { /* after this error is recorded, because those that stop waiting fail, too */
+        fc_staged_stop(p->staged);
+    }
 }
 
 static slot *slot_of(compressor *p, uint64_t number) {
@@ -138,7 +141,7 @@ static void exchange_round(compressor *p) {
     fc_error err = p->error;
     for (uint64_t i = 0; i < own; i++) {
         const slot *s = slot_of(p, p->turn + i);
-        p->rounds.sizes[first + i] = fc_round_size(s->size, s->raw);
+        p->rounds.sizes[first + i] = fc_round_size(s->made.size, s->made.raw);
     }
     const fc_code mine = p->code;
     pthread_mutex_unlock(&p->lock);
@@ -168,28 +171,47 @@ static fc_code assign_offsets(compressor *p, fc_error *err) {
         if (s->state != SLOT_READY || s->job.number != p->turn) {
             return FC_OK;
         }
-        FC_TRY_CONTEXT(
-            p->writer->format->writer.place(p->writer, s->job.of->item, s->job.start, s->raw, s->size, &s->offset, err),
-            err, "tensor %s", s->job.of->target->name);
+        FC_TRY_CONTEXT(p->writer->format->writer.place(p->writer, s->job.of->item, s->job.start, s->made.raw,
+                                                       s->made.size, &s->offset, err),
+                       err, "tensor %s", s->job.of->target->name);
+        s->gap = s->offset - p->end;
+        p->end = s->offset + s->made.size;
         s->state = SLOT_PLACED;
         p->turn++;
-        reserve_ahead(p, s->offset + s->size);
+        reserve_ahead(p, s->offset + s->made.size);
     }
-}
-
-static int64_t volume_of(const fc_chunk_job *job) {
-    const fc_box box = {job->of->target->source->ndim, job->offset, job->sizes};
-    return fc_box_volume(&box);
 }
 
 static void count_progress(compressor *p, const fc_chunk_job *job) {
     if (p->progress) {
-        uint64_t bytes = (uint64_t)volume_of(job) * fc_dtype_size(job->of->target->dtype);
+        uint64_t bytes = (uint64_t)fc_chunk_volume(job) * fc_dtype_size(job->of->target->dtype);
         atomic_fetch_add_explicit(&p->progress->done, bytes, memory_order_relaxed);
     }
 }
 
-/* Writes one chunk that has its offset, if there is one. Called with the lock held; releases it during the write. */
+static fc_code write_slot(worker *w, const slot *s, fc_error *err) {
+    const fc_output *output = &w->output;
+    if (!output->staged) {
+        return fc_output_write(&w->output, s->made.bytes, s->made.size, s->offset, err);
+    }
+    FC_TRY(fc_staged_skip(output->staged, s->offset - s->gap, s->gap, err));
+    return fc_staged_write(output->staged, output->fd, s->made.bytes, s->made.size, s->offset, err);
+}
+
+/* Sends what is complete of a file in a bucket, without a slot, because that takes long. Called with the lock held;
+ * releases it meanwhile. */
+static fc_code send_parts(compressor *p, fc_error *err) {
+    if (!p->staged) {
+        return FC_OK;
+    }
+    pthread_mutex_unlock(&p->lock);
+    const fc_code rc = fc_staged_send(p->staged, err);
+    pthread_mutex_lock(&p->lock);
+    return rc;
+}
+
+/* Writes one chunk that has its offset, if there is one: the first one, so that no worker waits for a part whose bytes
+ * nobody writes. Called with the lock held; releases it during the write. */
 static bool write_one(worker *w, fc_code *rc, fc_error *err) {
     compressor *p = w->compressor;
     slot *s = NULL;
@@ -201,9 +223,9 @@ static bool write_one(worker *w, fc_code *rc, fc_error *err) {
     }
     s->state = SLOT_WRITING;
     pthread_mutex_unlock(&p->lock);
-    *rc = fc_output_write(&w->output, s->bytes, s->size, s->offset, err);
+    *rc = write_slot(w, s, err);
     pthread_mutex_lock(&p->lock);
-    p->stored += s->size;
+    p->stored += s->made.size;
     count_progress(p, &s->job);
     fc_chunks_give_back(&s->job);
     s->state = SLOT_FREE;
@@ -211,6 +233,7 @@ static bool write_one(worker *w, fc_code *rc, fc_error *err) {
         p->first++;
     }
     pthread_cond_broadcast(&p->freed);
+    *rc = *rc == FC_OK ? send_parts(p, err) : *rc;
     return true;
 }
 
@@ -234,46 +257,6 @@ static slot *take_slot(worker *w, uint64_t number, fc_error *err) {
     slot *s = p->stop ? NULL : slot_of(p, number);
     pthread_mutex_unlock(&p->lock);
     return s;
-}
-
-/* Reads the elements of a chunk in the target's dtype. A chunk at the item's edge is padded with zeros. */
-static fc_code read_chunk(worker *w, fc_chunk_job *job, size_t bytes, unsigned char **out, fc_error *err) {
-    const fc_target_tensor *target = job->of->target;
-    const fc_box box = {target->source->ndim, job->offset, job->sizes};
-    size_t count = (size_t)volume_of(job), used = count * fc_dtype_size(target->dtype);
-    *out = w->read;
-    const bool cast = target->dtype != target->source->dtype;
-    fc_source_watch(w->source, job->of->digest.tensor ? w->compressor->recorded : NULL, cast);
-    FC_TRY(fc_source_fill(w->source, job->of->coverage, target->source, &box, w->read, err));
-    if (cast) {
-        fc_cast(target->source->dtype, w->read, target->dtype, w->cast, count);
-        *out = w->cast;
-    }
-    memset(*out + used, 0, bytes - used);
-    return fc_tile_digest_make(target, job->of->item, &box, *out, w->compressor->chunks.crc32, &job->digest, err);
-}
-
-static fc_code compress_chunk(worker *w, fc_chunk_job *job, slot *s, fc_error *err) {
-    const uint32_t element = fc_dtype_size(job->of->target->dtype);
-    const size_t bytes = fc_chunk_bytes(w->compressor->target, job->of->item, element);
-    unsigned char *elements = NULL;
-    s->bytes = s->bytes ? s->bytes : fc_pages_new(w->compressor->sizes.chunk);
-    if (!s->bytes) {
-        return fc_fail(err, FC_ENOMEM, "out of memory for a chunk of %zu bytes", bytes);
-    }
-    FC_TRY(read_chunk(w, job, bytes, &elements, err));
-    const unsigned char *in = elements;
-    if (element > 1) {
-        fc_shuffle(elements, w->shuffled, bytes, element);
-        in = w->shuffled;
-    }
-    s->size = fc_deflate(w->deflater, in, bytes, element > 1 ? bytes / element : 0, s->bytes, bytes - 1);
-    s->raw = s->size == 0;
-    if (s->raw) {
-        memcpy(s->bytes, elements, bytes);
-        s->size = bytes;
-    }
-    return FC_OK;
 }
 
 /* Publishes a compressed chunk and writes chunks that have offsets. */
@@ -301,7 +284,7 @@ static fc_code do_job(worker *w, fc_chunk_job *job, bool *stopped, fc_error *err
     if (!s) {
         return FC_OK;
     }
-    FC_TRY(compress_chunk(w, job, s, err));
+    FC_TRY(fc_chunk_make(&w->maker, job, &s->made, err));
     return hand_over(w, job, s, err);
 }
 
@@ -364,32 +347,17 @@ static fc_code end_rounds(worker *w, fc_code rc, fc_error *err) {
     return rc;
 }
 
-static fc_code worker_init(worker *w, fc_error *err) {
-    const compressor *p = w->compressor;
-    const fc_compress_sizes *s = &p->sizes;
-    FC_TRY(fc_source_new(p->target->source, p->decoded, FC_SCRATCH_BYTES, fc_files_per_worker(s->threads), &w->source,
-                         err));
-    fc_source_check_objects(w->source);
-    FC_TRY(fc_output_open(&w->output, p->file->path, p->cached, err));
-    w->deflater = fc_deflater_new(p->target->compress);
-    w->read = fc_pages_new(fc_compress_read_size(s));
-    w->cast = s->casts ? fc_pages_new(s->chunk) : NULL;
-    w->shuffled = fc_pages_new(s->chunk);
-    if (!w->deflater || !w->read || (s->casts && !w->cast) || !w->shuffled) {
-        return fc_fail(err, FC_ENOMEM, "out of memory for chunks of %zu bytes", s->chunk);
-    }
-    return FC_OK;
-}
-
 static fc_code compress_chunks(worker *w, fc_error *err) {
-    FC_TRY(worker_init(w, err));
+    const compressor *p = w->compressor;
+    FC_TRY(fc_chunk_maker_init(&w->maker, p->target, &p->sizes, p->decoded, err));
+    FC_TRY(fc_output_open(&w->output, p->file->path, p->cached, err));
     return do_jobs(w, err);
 }
 
 /* A worker thread. Its error goes to the compressor. */
 static void *run_compressor(void *context) {
     compressor *p = context;
-    worker w = {.compressor = p, .output = {.fd = -1, .direct = -1}};
+    worker w = {.compressor = p, .maker.recorded = p->recorded, .output = {.fd = -1, .direct = -1}};
     fc_error err;
     fc_code rc = compress_chunks(&w, &err);
     if (p->rounds.comm) {
@@ -401,11 +369,7 @@ static void *run_compressor(void *context) {
         fail_compression(p, rc, &err);
         pthread_mutex_unlock(&p->lock);
     }
-    fc_source_free(w.source);
-    fc_deflater_free(w.deflater);
-    fc_pages_free(w.read, fc_compress_read_size(&p->sizes));
-    fc_pages_free(w.cast, p->sizes.chunk);
-    fc_pages_free(w.shuffled, p->sizes.chunk);
+    fc_chunk_maker_free(&w.maker);
     return NULL;
 }
 
@@ -414,7 +378,7 @@ static void compressor_free(compressor *p) {
         if (p->slots[i].state != SLOT_FREE) {
             fc_chunks_give_back(&p->slots[i].job);
         }
-        fc_pages_free(p->slots[i].bytes, p->sizes.chunk);
+        fc_pages_free(p->slots[i].made.bytes, p->sizes.chunk);
     }
     free(p->slots);
     fc_rounds_free(&p->rounds);
@@ -422,9 +386,20 @@ static void compressor_free(compressor *p) {
     fc_decoded_free(p->decoded);
 }
 
+/* Finds the file in a bucket, and where its chunks begin. */
+static fc_code find_parts(compressor *p, fc_error *err) {
+    struct stat st;
+    p->staged = fc_staged_find(p->file->path);
+    if (p->staged && fc_stat(p->file->path, &st) != 0) {
+        return fc_fail_errno(err, errno, "%s: cannot be examined", p->file->path);
+    }
+    p->end = p->staged ? (uint64_t)st.st_size : 0;
+    return FC_OK;
+}
+
 static fc_code prepare_compression(compressor *p, const fc_move_options *options, fc_error *err) {
-    FC_TRY(fc_compress_divide(options->work.memory ? options->work.memory : FC_DEFAULT_MEMORY, options->work.threads,
-                              &p->sizes, err));
+    FC_TRY(fc_compress_divide(fc_memory_beside_parts(p->file->path, &options->work), fc_staged_held(p->staged),
+                              options->work.threads, &p->sizes, err));
     FC_TRY(fc_chunks_init(&p->chunks, p->target, p->file, p->sizes.run, err));
     p->chunks.crc32 = options->crc32;
     p->chunks.digests = options->digests;
@@ -444,7 +419,7 @@ static fc_code share_chunks(compressor *p, fc_comm *comm, fc_code mine, fc_error
         p->chunks.band = p->rounds.band;
     }
     p->leader = pthread_self();
-    p->ahead = !comm || comm->rank == 0 ? open(p->file->path, O_WRONLY | O_CLOEXEC) : -1;
+    p->ahead = !p->staged && (!comm || comm->rank == 0) ? open(p->file->path, O_WRONLY | O_CLOEXEC) : -1;
     return FC_OK;
 }
 
@@ -473,6 +448,7 @@ fc_code fc_compress_file(const fc_target *target, const fc_target_file *file, fc
         return FC_OK;
     }
     fc_code rc;
+    FC_TRY_GOTO(find_parts(&p, err), rc, out);
     FC_TRY_GOTO(share_chunks(&p, comm, prepare_compression(&p, options, err), err), rc, out);
     run_compression(&p);
     *stored = comm ? p.rounds.stored : p.stored;

@@ -4,6 +4,7 @@
 #include "move/compress_sizes.h"
 
 #include "codec/codec.h"
+#include "io/staged_objects.h"
 #include "move/chunks.h"
 #include "read/source.h"
 #include "read/stored_chunk.h"
@@ -36,21 +37,24 @@ void fc_compress_survey(const fc_target *target, const fc_target_file *file, fc_
 }
 
 /* Decoding keeps processors busy rather than disks, and every further worker takes memory from the decoded chunks. */
-static int default_threads(const fc_compress_sizes *s) {
-    return s->decodes ? fc_processors() + 1 : fc_default_threads();
+static int default_threads(const fc_compress_sizes *s, uint64_t parts) {
+    const uint64_t senders = parts / FC_STAGED_PART;
+    return (s->decodes ? fc_processors() + 1 : fc_default_threads()) +
+           (senders < FC_MOST_THREADS ? (int)senders : FC_MOST_THREADS);
 }
 
-fc_code fc_compress_divide(uint64_t memory, int threads, fc_compress_sizes *s, fc_error *err) {
-    const int wanted = threads > 0 ? threads : default_threads(s),
+fc_code fc_compress_divide(uint64_t memory, uint64_t parts, int threads, fc_compress_sizes *s, fc_error *err) {
+    const int wanted = threads > 0 ? threads : default_threads(s, parts),
               workers = wanted < FC_MOST_THREADS ? wanted : FC_MOST_THREADS;
     const uint64_t each = fc_source_overhead() + FC_SCRATCH_BYTES + fc_deflater_size() + fc_compress_read_size(s) +
                           (s->casts ? s->chunk : 0) + s->chunk;
     const uint64_t mine = s->decodes ? memory / 5 * 2 : memory / 4 * 3;
     const uint64_t least = each + 2 * s->chunk;
     if (least > mine) {
+        const uint64_t needed = least * (s->decodes ? 5 : 4) / (s->decodes ? 2 : 3) + 1;
         fc_code rc =
             fc_fail(err, FC_EUSAGE, "compression needs %" PRIu64 " bytes of memory, but only %" PRIu64 " are allowed",
-                    least * (s->decodes ? 5 : 4) / (s->decodes ? 2 : 3) + 1, memory);
+                    parts > 0 ? 2 * needed : needed, parts > 0 ? 2 * memory : memory);
         return fc_advise(err, rc, FC_HINT_MEMORY, NULL);
     }
     uint64_t fit = (mine - s->chunk) / (each + s->chunk);

@@ -4,12 +4,14 @@
  */
 #include "fsdpckpt/move.h"
 
+#include "base/checked.h"
 #include "base/pages.h"
 #include "fsdpckpt/cast.h"
 #include "fsdpckpt/order.h"
 #include "fsdpckpt/try.h"
 #include "io/output.h"
 #include "io/staged_objects.h"
+#include "move/chunks.h"
 #include "move/file.h"
 #include "move/queue.h"
 #include "move/resume.h"
@@ -247,12 +249,27 @@ static int choose_move_threads(const fc_move_options *options, uint64_t bytes, b
     return fc_useful_threads(wanted, bytes / (uint64_t)shares, FC_TILE_BYTES / 4);
 }
 
-/* Divides a file that is made in a bucket into parts. @param held receives the bytes of the parts that are in memory at
- * once; 0 for a file on this machine. */
+uint64_t fc_memory_beside_parts(const char *path, const fc_work_options *work) {
+    const uint64_t memory = fc_memory_of(work), held = fc_staged_held(fc_staged_find(path));
+    return memory - (held < memory / 2 ? held : memory / 2);
+}
+
+/* Adds what the compressed chunks of an item take at most: compression never makes them larger. An overflow gives the
+ * largest number, which is refused. */
+static void add_chunks(const fc_target *target, const fc_target_item *item, uint64_t *bytes) {
+    const uint32_t element = fc_dtype_size(target->tensors[item->tensor].dtype);
+    const uint64_t each = fc_chunk_bytes(target, item, element) + FC_PLACE_ALIGN;
+    uint64_t all = 0;
+    if (!fc_mul_u64(fc_chunk_count(target, item), each, &all) || !fc_add_u64(*bytes, all, bytes)) {
+        *bytes = UINT64_MAX;
+    }
+}
+
+/* Divides a file that is made in a bucket into parts. */
 static fc_code divide_file(const fc_target *target, const fc_target_file *file, const fc_work_options *work,
-                           uint64_t *held, fc_error *err) {
+                           fc_error *err) {
     size_t count = 0;
-    *held = 0;
+    uint64_t grows = 0;
     if (!fc_is_staged(file->path)) {
         return FC_OK;
     }
@@ -261,12 +278,14 @@ static fc_code divide_file(const fc_target *target, const fc_target_file *file, 
     for (size_t i = 0; i < file->nitems; i++) {
         const fc_target_item *item = &file->items[i];
         const uint64_t size = item->owned && !item->chunk ? fc_target_item_bytes(target, item) : 0;
-        if (size > 0) {
+        if (item->chunk) {
+            add_chunks(target, item, &grows);
+        } else if (size > 0) {
             data[count++] = (fc_staged_data){item->offset, size};
         }
     }
     fc_sort_items(data, count, sizeof *data, compare_data);
-    fc_code rc = fc_staged_divide(file->path, data, count, fc_memory_of(work) / 2, held, err);
+    fc_code rc = fc_staged_divide(file->path, data, count, grows, fc_memory_of(work) / 2, err);
     free(data);
     return rc;
 }
@@ -304,17 +323,15 @@ fc_code fc_move_file(const fc_target *target, const fc_target_file *file, const 
     e.writer = options ? options->writer : NULL;
     e.cached = options && options->work.cached;
     fc_work_options work = options ? options->work : (fc_work_options){.threads = 0};
-    uint64_t bytes = owned_bytes(target, file, &e.casts), held;
-    FC_TRY(divide_file(target, file, &work, &held, err));
-    work.memory = fc_memory_of(&work);
-    if (held > 0) {
-        work.memory -= held < work.memory / 2 ? held : work.memory / 2;
-        work.memory = work.memory < FC_LEAST_MEMORY ? FC_LEAST_MEMORY : work.memory;
-    }
+    uint64_t bytes = owned_bytes(target, file, &e.casts);
+    FC_TRY(divide_file(target, file, &work, err));
+    const bool sent = fc_staged_find(file->path) != NULL;
+    work.memory = fc_memory_beside_parts(file->path, &work);
+    work.memory = sent && work.memory < FC_LEAST_MEMORY ? FC_LEAST_MEMORY : work.memory;
     e.remote = fc_reads_from_servers(target->source);
     const fc_worker_needs needs = {
         .sources = 1, .tiles = e.casts ? 2 : 1, .extra = sizeof(fc_batch), .remote = e.remote};
-    const int threads = choose_move_threads(options, bytes, e.remote || held > 0);
+    const int threads = choose_move_threads(options, bytes, e.remote || sent);
     FC_TRY(fc_budget_divide(&work, threads, &needs, &e.budget, err));
     if (!options || options->share == 0) { /* the first of the processes that write this file together */
         FC_TRY(fc_output_allocate(file->path, err));

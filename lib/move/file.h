@@ -13,6 +13,9 @@
 fc_code fc_move_file(const fc_target *target, const fc_target_file *file, const fc_move_options *options,
                      fc_error *err);
 
+/** Returns the memory for work on the file `path` without that for its parts, if the file is made in a bucket. */
+uint64_t fc_memory_beside_parts(const char *path, const fc_work_options *work);
+
 /**
  * Compresses the chunked items of `file` into file->path, at the places that the writer gives, and sets their CRCs. The
  * order is always the same, so the numbers of threads and ranks do not change the file.

@@ -65,7 +65,7 @@ arrays = {"w": np.arange(2_000_000, dtype="f4"), "v": np.ones((3, 5), "f2")}
 names = ["s3://models/a.safetensors", "s3://models/b.pt", "s3://models/c.h5"]
 fsdpckpt.save(arrays, names[0])
 fsdpckpt.consolidate(names[0], names[1])
-fsdpckpt.save(arrays, names[2])
+fsdpckpt.save(arrays, names[2], compress=1)
 try:
     import torch.distributed.checkpoint as dcp, torch
 except ImportError:

@@ -95,6 +95,17 @@ class Targets(Net):
         total = sum(size for size, _ in files.values())
         self.assertLessEqual(self.s3.received, total + 4096, "each byte is sent once; a list of names may be added")
 
+    def compressible(self, rows=23131, tensors=3):
+        """A file whose tensors take half of their bytes when they are compressed, but for one that cannot be compressed, and a small one."""
+        half = bytearray(rows * 408)
+        half[::2] = made.randbytes(len(half) // 2)
+        path = os.path.join(self.dir, "compressible.safetensors")
+        with open(path, "wb") as f:
+            f.write(safetensors({**{"model.layers.%d.mlp.up_proj.weight" % i: ("F32", [rows, 102], bytes(half[i:] + half[:i])) for i in range(tensors)},
+                                 "odd": ("U8", [3, 70001], bytes(half[:3 * 70001])), "raw": ("F32", [999, 256], made.randbytes(999 << 10)),
+                                 "small": ("BF16", [7], bytes(14)), "vector": ("F64", [50001], bytes(half[:50001 * 8]))}))
+        return path
+
     def large(self, tensors=4):
         """A file with tensors of 3.5 MB."""
         path = os.path.join(self.dir, "large.safetensors")
@@ -120,6 +131,16 @@ class Same(Targets):
         for extension in ("safetensors", "pt", "h5"):
             with self.subTest(extension):
                 self.same("consolidate", source, target="s3://%s/f/m.%s" % (BUCKET, extension), prefix="f/m." + extension)
+
+    def test_compressed(self):
+        source = self.compressible()
+        for i, arguments in enumerate((["consolidate", source, "--to", "h5"], ["reshard", source, "--to", "h5", "--dp", "3"],
+                                       ["reshard", source, "--to", "h5", "--dp", "2", "--tp", "2"],
+                                       ["consolidate", source, "--to", "h5", "-j", "9"], ["consolidate", corpus("dcp-torch2.15.0-train"), "--to", "h5"])):
+            with self.subTest(" ".join(arguments[2:])):
+                name = "c/%d%s" % (i, "" if "--dp" in arguments else ".h5")
+                self.same(*arguments, "--compress", "1", target="s3://%s/%s" % (BUCKET, name), prefix=name)
+        self.command("diff", "--data", source, "s3://%s/c/0.h5" % BUCKET)
 
     def test_corpus(self):
         """Objects, ties, dtypes, empty and 0-dim tensors."""
@@ -167,9 +188,9 @@ class Same(Targets):
         with open(path, "wb") as f:
             f.write(safetensors({"m.%d" % i: (("F32", [101, 251], made.randbytes(101 * 251 * 4)) if i % 2 else
                                               ("BF16", [50, 1001], made.randbytes(100100))) for i in range(970)}))
-        for name in (".safetensors", ".pt", ".h5", "/dcp"):
+        for name, *more in ((".safetensors",), (".pt",), (".h5",), ("/dcp", "--to", "dcp"), ("c.h5", "--compress", "1")):
             most = 0
-            run = self.start("consolidate", path, "-o", TARGET + name, "-q", "--memory", "16MiB", *(["--to", "dcp"] if name == "/dcp" else []))
+            run = self.start("consolidate", path, "-o", TARGET + name, "-q", "--memory", "16MiB", *more)
             while run.poll() is None:
                 blocks = {}
                 for link in glob.glob("/proc/%d/fd/*" % run.pid):
@@ -269,7 +290,7 @@ class Existing(Targets):
 
     def test_refused_kinds(self):
         source = self.large()
-        for arguments in (["consolidate", source, "-o", TARGET + ".h5", "--compress", "1"], ["view", source, "-o", TARGET + ".h5"], ["delta", source, source, "-o", TARGET + "/weight_v000007"]):
+        for arguments in (["view", source, "-o", TARGET + ".h5"], ["delta", source, source, "-o", TARGET + "/weight_v000007"]):
             self.assertIn("machine, and upload it", self.command(*arguments, status=5))
         self.assertEqual((self.s3.objects, self.s3.uploads), ({}, {}))
 
@@ -444,6 +465,30 @@ class Failing(Targets):
             self.again()
         self.assertGreater(n, 10)
         self.assertGreater(visible, 0)
+
+    def test_compressed(self):
+        self.convert = ["reshard", self.compressible(), "--to", "h5", "--dp", "2", "--compress", "1", "--memory", "32MiB", "-j", "4"]
+        self.expected = self.local(*self.convert)
+        for n in (5, 8):
+            with self.subTest(killed=n):
+                self.reset()
+                self.s3.each = lambda number, n=n: self.run.send_signal(signal.SIGKILL) if number >= n else None
+                self.run = self.start(*self.convert, "-o", TARGET, "-q")
+                self.assertEqual(self.run.wait(HANG), -signal.SIGKILL)
+                self.run.communicate()
+                time.sleep(0.1)
+                self.again()
+        for part in (0, 2):
+            with self.subTest(failed=part):
+                self.reset()
+                real, parts = self.s3.operation, iter(range(100))
+                self.s3.operation = lambda *a, real=real, parts=parts, part=part: (
+                    lambda name: "refused" if name == "part" and next(parts) == part else name)(real(*a))
+                self.s3.faults = {"refused": ["always-403:AccessDenied"]}
+                told = self.command(*self.convert, "-o", TARGET, "-q", status=4)
+                self.s3.operation, self.s3.faults = real, {}
+                self.assertIn("the server refuses access", told)
+                self.assertEqual((told.count("\n"), self.objects(), self.s3.uploads), (1, {}, {}))
 
     def test_fails_at_each_request(self):
         failed, n = True, 0

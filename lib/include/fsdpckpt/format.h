@@ -27,6 +27,9 @@ typedef struct fc_probe {
 } fc_probe;
 
 /** Decides which of two checkpoints in one directory is read; lower ones come first (lib/checkpoint/folder.h). */
+/** The largest alignment of a compressed HDF5 chunk, in bytes. */
+enum { FC_PLACE_ALIGN = 4096 };
+
 typedef enum fc_listed_role {
     FC_LISTED_TRAINING, /**< what a trainer saved to continue from */
     FC_LISTED_MODEL,    /**< the file names that transformers and diffusers load first */
@@ -208,7 +211,8 @@ typedef struct fc_format_writer {
      * @param start  where the chunk starts in the item, in elements.
      * @param raw    whether the bytes are the elements unchanged; else they are shuffled (elements of one byte are not)
      *               and deflated.
-     * @param offset receives where in the file the engine writes `size` bytes.
+     * @param offset receives where in the file the engine writes `size` bytes: less than FC_PLACE_ALIGN after the chunk
+     *               before it, or after the end of the file that was reserved.
      */
     fc_code (*place)(fc_writer *writer, const fc_target_item *item, const int64_t *start, bool raw, uint64_t size,
                      uint64_t *offset, fc_error *err);
