@@ -100,11 +100,13 @@ size_t fc_staged_count(const fc_staged_target *target) {
     return count;
 }
 
-static void free_file(fc_staged_file *file, bool stays) {
-    if (stays && file->id) {
+/* @param patience for fc_upload_abort; NULL: the uploads that can outlive this process stay */
+static void free_file(fc_staged_file *file, int *patience) {
+    int none = 0;
+    if (!patience && file->id) {
         fc_upload_leave(file->upload);
     } else {
-        fc_upload_abort(file->upload);
+        fc_upload_abort(file->upload, patience ? patience : &none);
     }
     free(file->id);
     if (file->fd >= 0) {
@@ -118,6 +120,7 @@ static void free_file(fc_staged_file *file, bool stays) {
 }
 
 static void free_target(fc_staged_target *target, bool stays) {
+    int patience = FC_UPLOAD_PATIENCE;
     if (!target) {
         return;
     }
@@ -131,7 +134,7 @@ static void free_target(fc_staged_target *target, bool stays) {
     pthread_mutex_unlock(&all.lock);
     for (fc_staged_file *next, *file = target->files; file; file = next) {
         next = file->next;
-        free_file(file, stays);
+        free_file(file, stays ? NULL : &patience);
     }
     pthread_mutex_destroy(&target->lock);
     pthread_cond_destroy(&target->changed);
@@ -194,7 +197,8 @@ static fc_staged_file *create_file(fc_staged_target *target, const char *path) {
     file->fd = memfd_create("fsdpckpt-target", MFD_CLOEXEC);
     if (!file->path || file->fd < 0) {
         const int saved = file->path ? errno : ENOMEM;
-        free_file(file, false);
+        int unused = 0; /* nothing is sent yet */
+        free_file(file, &unused);
         errno = saved;
         return NULL;
     }

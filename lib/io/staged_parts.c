@@ -272,7 +272,8 @@ static fc_code continue_upload(fc_staged_file *file, const char *id, const fc_st
     FC_TRY_GOTO(fc_upload_continue(name_of(file), file->target->run, id, sizes, file->nparts, &file->upload, err), rc,
                 out);
     if (file->upload && !find_known(file, sizes, done, count)) {
-        fc_upload_abort(file->upload);
+        int patience = FC_UPLOAD_PATIENCE;
+        fc_upload_abort(file->upload, &patience);
         file->upload = NULL;
     }
     if (!file->upload) {

@@ -43,24 +43,24 @@ static bool send_request(int fd, const fc_net_request *request, const int *descr
     return n >= 0;
 }
 
-/* Whether the job of this thread is cancelled. Requests that write are waited for in any case: their outcome must be
-   known. */
+/* Whether the job of this thread is cancelled, and waits no longer. */
 static bool is_cancelled(const fc_exchange *x) {
-    const fc_progress *watched = x->reads ? fc_progress_watched() : NULL;
+    const fc_progress *watched = x->stops && x->patience <= 0 ? fc_progress_watched() : NULL;
     return watched && atomic_load(&watched->cancel);
 }
 
 /* Waits for bytes. Servers may be silent for minutes. @return false if the job is cancelled */
-static bool wait_for_bytes(const fc_exchange *x) {
+static bool wait_for_bytes(fc_exchange *x) {
     struct pollfd end = {.fd = x->answer, .events = POLLIN};
-    const int pause = x->reads && fc_progress_watched() ? LOOK_MS : -1;
-    while (!is_cancelled(x) && poll(&end, 1, pause) <= 0) {
+    const fc_progress *watched = x->stops ? fc_progress_watched() : NULL;
+    while (!is_cancelled(x) && poll(&end, 1, watched ? LOOK_MS : -1) <= 0) {
+        x->patience -= watched && atomic_load(&watched->cancel) ? LOOK_MS : 0;
     }
     return !is_cancelled(x);
 }
 
 /* @return false if the fetcher has ended, or the job is cancelled */
-static bool receive(const fc_exchange *x, void *buf, size_t size) {
+static bool receive(fc_exchange *x, void *buf, size_t size) {
     unsigned char *at = buf;
     while (size > 0) {
         const ssize_t n = recv(x->answer, at, size, MSG_DONTWAIT);
@@ -175,7 +175,8 @@ fc_code fc_exchange_ask(fc_exchange *x, int to, const fc_net_request *request, i
     const bool sent = send_request(to, request, descriptors, extra < 0 ? 1 : 2);
     close(ends[1]);
     x->answer = ends[0];
-    x->reads = request->kind <= FC_NET_READ;
+    /* What may change objects is waited for: its outcome must be known. */
+    x->stops = request->kind != FC_NET_COMPLETE && request->kind != FC_NET_WHOLE && request->kind != FC_NET_DELETE;
     fc_code rc = sent ? take_answers(x, err) : fail_ended(x, err);
     close(ends[0]);
     return rc;

@@ -153,17 +153,20 @@ fc_code fc_upload_complete(fc_upload *u, unsigned parts, bool only_new, fc_error
     const fc_net_request request = {.kind = FC_NET_COMPLETE, .part = parts, .flag = only_new};
     const fc_code rc = ask_upload(u, &request, -1, err);
     if (rc != FC_OK) {
-        fc_upload_abort(u);
+        int patience = FC_UPLOAD_PATIENCE;
+        fc_upload_abort(u, &patience);
     } else {
         forget(u);
     }
     return rc;
 }
 
-void fc_upload_abort(fc_upload *u) {
+void fc_upload_abort(fc_upload *u, int *patience) {
     const fc_net_request request = {.kind = FC_NET_ABORT};
-    if (u) {
-        (void)ask_upload(u, &request, -1, NULL);
+    fc_exchange x = {.name = u ? u->name : "", .patience = *patience};
+    if (u && fc_fetcher_get(&x.fetcher, NULL) == FC_OK) {
+        (void)fc_exchange_ask(&x, u->socket, &request, -1, NULL);
+        *patience = x.patience;
     }
     forget(u);
 }

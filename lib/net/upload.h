@@ -10,7 +10,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { FC_UPLOAD_MOST_PARTS = 10000 };
+enum {
+    FC_UPLOAD_MOST_PARTS = 10000,
+    FC_UPLOAD_PATIENCE = 2000, /**< for fc_upload_abort, of all uploads of a job */
+};
 
 /** An object that is sent in parts. */
 typedef struct fc_upload fc_upload;
@@ -45,8 +48,11 @@ fc_code fc_upload_part(fc_upload *u, int fd, uint64_t offset, uint64_t size, uns
  * servers that cannot, it is tested immediately before. */
 fc_code fc_upload_complete(fc_upload *u, unsigned parts, bool only_new, fc_error *err);
 
-/** Gives an upload up, as far as the server can be reached, and frees it. @param u may be NULL */
-void fc_upload_abort(fc_upload *u);
+/** Gives an upload up, as far as the server can be reached, and frees it.
+ * @param u may be NULL
+ * @param patience milliseconds that a cancelled job waits for the server at most, which are reduced by those that it
+ * waited. The fetcher goes on with what is not done by then. */
+void fc_upload_abort(fc_upload *u, int *patience);
 
 /** Frees an upload that has an ID, and keeps what was sent for the process that continues it. @param u may be NULL */
 void fc_upload_leave(fc_upload *u);

@@ -58,7 +58,7 @@ class S3:
         self.demands_sums = False  # as buckets with Object Lock do
         self.sums = 0  # that were right
         self.uploads, self.began, self.faults, self.log, self.wrong = {}, 0, {}, [], []
-        self.lock = threading.Lock()
+        self.lock, self.wake = threading.Lock(), threading.Event()  # until then a silent server is silent
         self.busy = self.most_busy = 0  # parts that are received at once
         self.says_to_expect = "continue"
         self.other = None  # replaces an object, or removes it
@@ -106,6 +106,10 @@ class S3:
         if fault == "slow":
             handler.rfile.read(min(size, 1))
             time.sleep(3)
+            handler.close_connection = True
+            return True
+        if fault == "silent":
+            self.wake.wait(60)
             handler.close_connection = True
             return True
         if fault == "at-once":  # says no before the body has come

@@ -96,7 +96,8 @@ static fc_code send_in_parts(char **arguments, fc_error *err) {
     }
     rc = send_by_threads(upload, fd, size, strtoull(arguments[2], NULL, 10), (unsigned)atoi(arguments[3]), &parts, err);
     if (rc != FC_OK || strcmp(end, "abort") == 0) {
-        fc_upload_abort(upload);
+        int patience = FC_UPLOAD_PATIENCE;
+        fc_upload_abort(upload, &patience);
         return rc;
     }
     if (strcmp(end, "wait") == 0) {

@@ -310,6 +310,21 @@ static void complete(fetcher *f, upload *u, const fc_net_request *request, int a
     go_if_new(f, t);
 }
 
+static transfer *transfer_of(const fetcher *f, const upload *u) {
+    transfer *t = f->transfers;
+    while (t && (!t->out || t->out->upload != u)) {
+        t = t->next;
+    }
+    return t;
+}
+
+/* Ends what is under way for an upload without an answer: nobody waits for it any more. */
+static void drop_transfers(fetcher *f, const upload *u) {
+    for (transfer *t; (t = transfer_of(f, u)) != NULL;) {
+        transfer_free(f, t);
+    }
+}
+
 /* @param answer -1: nobody waits for it */
 static void abort_upload(fetcher *f, upload *u, int answer) {
     transfer *t = upload_transfer(f, FOR_ABORT, u->name, answer, -1);
@@ -328,25 +343,16 @@ void upload_request_of(fetcher *f, upload *u, const fc_net_request *request, int
     if (request->kind == FC_NET_COMPLETE) {
         complete(f, u, request, answer);
     } else if (request->kind == FC_NET_ABORT) {
+        drop_transfers(f, u); /* a part that came after the abort would stay */
         abort_upload(f, u, answer);
     } else {
         close(answer);
     }
 }
 
-static transfer *transfer_of(const fetcher *f, const upload *u) {
-    transfer *t = f->transfers;
-    while (t && (!t->out || t->out->upload != u)) {
-        t = t->next;
-    }
-    return t;
-}
-
 void upload_closed(fetcher *f, upload *u) {
-    u->open = true;                                       /* an abort that fails at once does not free it */
-    for (transfer *t; (t = transfer_of(f, u)) != NULL;) { /* nobody waits for these any more */
-        transfer_free(f, t);
-    }
+    u->open = true; /* an abort that fails at once does not free it */
+    drop_transfers(f, u);
     if (!u->ended && u->id && !u->stays) {
         abort_upload(f, u, -1);
     }
