@@ -4,6 +4,7 @@
  */
 #include "io/input.h"
 #include "io/file.h"
+#include "net/remote.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -21,6 +22,12 @@ void fc_input_close(fc_input *input) {
         close(input->fd);
     }
     input->fd = -1;
+}
+
+void fc_input_expect(const fc_input *input, uint64_t size, uint64_t offset) {
+    if (fc_is_remote(input->path)) {
+        fc_remote_ahead(input->fd, size, offset);
+    }
 }
 
 /* cachestat(2) of Linux 6.5, not yet in the C library's headers. The number is the same on all architectures but alpha.

@@ -28,6 +28,9 @@ typedef struct fc_input {
 fc_code fc_input_open(fc_input *input, const char *path, fc_error *err);
 void fc_input_close(fc_input *input);
 
+/** Says that these bytes will soon be read, in ascending order. A file on a server is asked for them now. */
+void fc_input_expect(const fc_input *input, uint64_t size, uint64_t offset);
+
 /** The size in bytes of the buffer that fc_input_read_near needs for `size` bytes. */
 #define FC_INPUT_ROOM(size) ((size) + 2 * FC_INPUT_BLOCK)
 

@@ -146,10 +146,34 @@ static fc_code move_batch(worker *w, fc_batch *batch, fc_error *err) {
     return FC_OK;
 }
 
-/* Moves one batch, if there is one. */
-static fc_code take_and_move(worker *w, fc_batch *batch, fc_error *err) {
+/* Takes a batch. Servers begin to send it. */
+static fc_code take_batch(worker *w, fc_batch *batch, fc_error *err) {
     FC_TRY(fc_queue_take(&w->engine->queue, batch, err));
-    return batch->count > 0 ? move_batch(w, batch, err) : FC_OK;
+    for (int i = 0; i < batch->count && w->engine->remote; i++) {
+        const fc_active_item *active = batch->tiles[i].active;
+        const fc_tile *tile = &batch->tiles[i].tile;
+        const fc_box box = {active->tensor->ndim, tile->offsets, tile->sizes};
+        fc_source_expect(w->source, active->coverage, active->tensor, &box);
+    }
+    fc_source_announce(w->source);
+    return FC_OK;
+}
+
+/* Whether a worker takes its next batch before it moves the one that it has. It does not if a record of finished tiles
+   may keep it from moving that, while others wait until it has: for room in the memory of a file in a bucket. */
+static bool takes_ahead(const worker *w) {
+    return w->engine->remote && !(w->engine->queue.resume && w->output.staged);
+}
+
+/* Moves one batch, or takes the first one if `now` is empty. Files on servers are asked for the next one before. */
+static fc_code take_and_move(worker *w, fc_batch *now, fc_batch *next, fc_error *err) {
+    if (now->count == 0) {
+        FC_TRY(take_batch(w, now, err));
+    }
+    if (now->count > 0 && takes_ahead(w)) {
+        FC_TRY(take_batch(w, next, err));
+    }
+    return now->count > 0 ? move_batch(w, now, err) : FC_OK;
 }
 
 /* Lets the writer write the headers of the items that are complete. Other workers may do the same meanwhile. */
@@ -162,14 +186,14 @@ static fc_code finish_items(const worker *w, fc_error *err) {
     return FC_OK;
 }
 
-/* Moves one batch. `*done`: there was none. */
-static fc_code move_next(worker *w, fc_batch *batch, bool *done, fc_error *err) {
+/* Moves one batch. `*done`: there was none. @param next receives the one that follows, if that is taken ahead */
+static fc_code move_next(worker *w, fc_batch *batch, fc_batch *next, bool *done, fc_error *err) {
     engine *e = w->engine;
     FC_TRY(fc_progress_count(e->progress, 0, err));
     if (e->queue.resume) {
         fc_resume_enter(e->queue.resume);
     }
-    fc_code rc = take_and_move(w, batch, err);
+    fc_code rc = take_and_move(w, batch, next, err);
     *done = batch->count == 0;
     if (e->queue.resume) {
         const fc_code left = fc_resume_leave(e->queue.resume, batch, rc == FC_OK, rc == FC_OK ? err : NULL);
@@ -181,14 +205,19 @@ static fc_code move_next(worker *w, fc_batch *batch, bool *done, fc_error *err) 
 
 static fc_code move_batches(worker *w, fc_error *err) {
     engine *e = w->engine;
-    fc_batch *batch = malloc(sizeof *batch);
-    fc_code rc = FC_OK;
-    FC_NEED(batch, err, e->file->path);
-    for (bool done = false; !done && !atomic_load_explicit(&e->stop, memory_order_relaxed);) {
-        FC_TRY_GOTO(move_next(w, batch, &done, err), rc, out);
+    fc_batch *now = calloc(1, sizeof *now), *next = calloc(1, sizeof *next);
+    fc_code rc = now && next ? FC_OK : fc_no_memory(err, e->file->path);
+    for (bool done = false; rc == FC_OK && !done && !atomic_load_explicit(&e->stop, memory_order_relaxed);) {
+        rc = move_next(w, now, next, &done, err);
+        fc_batch *moved = now;
+        now = next;
+        next = moved;
     }
-out:
-    free(batch);
+    if (now) {
+        fc_queue_give_back(&e->queue, now, false); /* taken, and not moved */
+    }
+    free(now);
+    free(next);
     return rc;
 }
 
@@ -330,7 +359,7 @@ fc_code fc_move_file(const fc_target *target, const fc_target_file *file, const 
     work.memory = sent && work.memory < FC_LEAST_MEMORY ? FC_LEAST_MEMORY : work.memory;
     e.remote = fc_reads_from_servers(target->source);
     const fc_worker_needs needs = {
-        .sources = 1, .tiles = e.casts ? 2 : 1, .extra = sizeof(fc_batch), .remote = e.remote};
+        .sources = 1, .tiles = e.casts ? 2 : 1, .extra = 2 * sizeof(fc_batch), .remote = e.remote};
     const int threads = choose_move_threads(options, bytes, e.remote || sent);
     FC_TRY(fc_budget_divide(&work, threads, &needs, &e.budget, err));
     if (!options || options->share == 0) { /* the first of the processes that write this file together */

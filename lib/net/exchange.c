@@ -166,6 +166,10 @@ static fc_code take_answers(fc_exchange *x, fc_error *err) {
     }
 }
 
+void fc_exchange_tell(int to, const fc_net_request *request) {
+    (void)send_request(to, request, NULL, 0);
+}
+
 fc_code fc_exchange_ask(fc_exchange *x, int to, const fc_net_request *request, int extra, fc_error *err) {
     int ends[2];
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) {

@@ -25,5 +25,8 @@ fc_net_request fc_exchange_request(fc_net_request_kind kind, const char *name);
 /** Sends a request on the socket `to`, with the descriptor `extra` unless that is -1, and takes the answers. */
 fc_code fc_exchange_ask(fc_exchange *x, int to, const fc_net_request *request, int extra, fc_error *err);
 
+/** Sends a request that has no answer, if the fetcher is there. */
+void fc_exchange_tell(int to, const fc_net_request *request);
+
 /** Fails because the fetcher, which is not trusted more than the servers, sent what it was not asked for. */
 fc_code fc_exchange_fail_odd(const fc_exchange *x, fc_error *err);

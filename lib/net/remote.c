@@ -132,6 +132,11 @@ fc_code fc_remote_read(int fd, void *buf, size_t size, uint64_t offset, const ch
                                  name, offset + size - x.size, x.size);
 }
 
+void fc_remote_ahead(int fd, uint64_t size, uint64_t offset) {
+    const fc_net_request request = {.kind = FC_NET_AHEAD, .offset = offset, .length = size, .into = FC_NOT_SHARED};
+    fc_exchange_tell(fd, &request);
+}
+
 fc_code fc_remote_fstat(int fd, fc_remote_info *out, fc_error *err) {
     fc_exchange x = {.name = "a file on a server"};
     const fc_net_request request = {.kind = FC_NET_STAT};

@@ -46,5 +46,9 @@ fc_code fc_remote_open(const char *name, int *fd, uint64_t *size, fc_error *err)
 /** Reads exactly `size` bytes. @return FC_ECORRUPT if the file ends before, or was changed since it was first opened */
 fc_code fc_remote_read(int fd, void *buf, size_t size, uint64_t offset, const char *name, fc_error *err);
 
+/** Lets the server begin to send what will soon be read with this descriptor: one fc_remote_read or several of them, in
+ * ascending order. It costs no memory here, and nothing fails. */
+void fc_remote_ahead(int fd, uint64_t size, uint64_t offset);
+
 /** fc_remote_stat of an open file. */
 fc_code fc_remote_fstat(int fd, fc_remote_info *out, fc_error *err);

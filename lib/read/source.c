@@ -3,7 +3,7 @@
  * keeps the most recent extents and files, and chooses how to read: long runs directly, short ones through a window.
  * Offsets and strides come from files: every product is checked, and nothing outside the extent is ever read.
  */
-#include "read/source.h"
+#include "read/source_private.h"
 
 #include "base/checked.h"
 #include "base/pages.h"
@@ -24,34 +24,6 @@
 #include <string.h>
 
 enum { MOST_CLAIMED = 64 };
-
-typedef struct cached_extent {
-    const fc_tensor *tensor; /* NULL: unused */
-    size_t chunk;
-    fc_extent extent;
-} cached_extent;
-
-typedef struct open_file {
-    uint32_t file;
-    fc_input input; /* fd -1: unused */
-    uint64_t last_use;
-} open_file;
-
-struct fc_source {
-    const fc_checkpoint *checkpoint;
-    fc_decoded *decoded;
-    unsigned char *scratch;
-    size_t scratch_size;
-    cached_extent extents[FC_EXTENT_CACHE];
-    open_file files[FC_OPEN_FILES];
-    int nfiles; /* number of elements of `files` that may be used */
-    uint64_t clock;
-    fc_source_crc *crc;  /* NULL: nothing is compared */
-    bool elements;       /* with `crc`: also adds the CRC-64s of the elements */
-    fc_crc_walk walk;    /* of the overlap being read */
-    bool checks_objects; /* whether the format checks objects before they are read */
-    bool cached;         /* whether all reads go through the page cache */
-};
 
 size_t fc_source_overhead(void) {
     return sizeof(fc_source) + FC_INPUT_ROOM(0);
@@ -101,8 +73,7 @@ void fc_source_watch(fc_source *source, fc_source_crc *crc, bool elements) {
     source->elements = elements;
 }
 
-/* Opens file `index`, or finds it among the open ones. It replaces the file that was used longest ago. */
-static fc_code open_cached(fc_source *source, uint32_t index, fc_input **out, fc_error *err) {
+fc_code fc_source_open(fc_source *source, uint32_t index, fc_input **out, fc_error *err) {
     const fc_checkpoint *checkpoint = source->checkpoint;
     if (index >= checkpoint->nfiles) {
         return fc_fail(err, FC_ECORRUPT, "%s: refers to file number %" PRIu32 " of %zu", checkpoint->path, index,
@@ -134,8 +105,8 @@ static fc_code open_cached(fc_source *source, uint32_t index, fc_input **out, fc
     return FC_OK;
 }
 
-static fc_code resolve_extent(fc_source *source, const fc_tensor *tensor, size_t chunk, const fc_extent **out,
-                              fc_error *err) {
+fc_code fc_source_extent(fc_source *source, const fc_tensor *tensor, size_t chunk, const fc_extent **out,
+                         fc_error *err) {
     uint64_t h = ((uint64_t)(uintptr_t)tensor >> 4) * 0x9e3779b97f4a7c15u >> 40;
     cached_extent *slot = &source->extents[(h + chunk) % FC_EXTENT_CACHE];
     if (slot->tensor != tensor || slot->chunk != chunk) {
@@ -243,7 +214,7 @@ static fc_code decode_chunk(void *context, const fc_tensor *tensor, size_t chunk
                    : fc_fail(err, FC_EUNSUPPORTED, "%s: decoding this chunk is not supported", checkpoint->path);
     }
     fc_input *input = NULL;
-    FC_TRY(open_cached(source, extent->file, &input, err));
+    FC_TRY(fc_source_open(source, extent->file, &input, err));
     const fc_decode_buffers buffers = {input, source->scratch, source->scratch_size, workspace};
     return fc_decode_plan_read(&plan, extent, fc_dtype_size(tensor->dtype), &buffers, out, err);
 }
@@ -252,7 +223,7 @@ static fc_code decode_chunk(void *context, const fc_tensor *tensor, size_t chunk
 static fc_code copy_plain(fc_source *source, const fc_tensor *tensor, size_t chunk, const fc_extent *extent,
                           uint64_t start, const fc_strided *copy, unsigned char *out, fc_error *err) {
     fc_input *input = NULL;
-    FC_TRY(open_cached(source, extent->file, &input, err));
+    FC_TRY(fc_source_open(source, extent->file, &input, err));
     if (source->crc) {
         fc_crc_walk_begin(&source->walk, tensor, chunk, extent);
     }
@@ -301,9 +272,8 @@ static fc_code copy_overlap(fc_source *source, const fc_tensor *tensor, size_t c
     return FC_OK;
 }
 
-/* Computes the byte of the overlap's first element within the decoded bytes. Returns false on overflow. */
-static bool first_byte(const fc_extent *extent, const int64_t *dims, const fc_overlap *overlap, int ndim,
-                       int64_t element, uint64_t *start) {
+bool fc_source_first_byte(const fc_extent *extent, const int64_t *dims, const fc_overlap *overlap, int ndim,
+                          int64_t element, uint64_t *start) {
     uint64_t at = extent->first;
     for (int d = 0; d < ndim; d++) {
         int64_t bytes;
@@ -337,7 +307,7 @@ static fc_code place_overlap(fill *f, const fc_overlap *overlap, const fc_extent
                        extent->filters.count);
     }
     uint64_t available = is_plain(extent) ? extent->length : extent->decoded;
-    if (!first_byte(extent, tensor->chunks[overlap->chunk].dims, overlap, tensor->ndim, type->size, &start) ||
+    if (!fc_source_first_byte(extent, tensor->chunks[overlap->chunk].dims, overlap, tensor->ndim, type->size, &start) ||
         !fc_strided_make(&copy, tensor->ndim, overlap->sizes, extent->strides, f->strides, type->size) ||
         !fc_range_within(start, (uint64_t)fc_strided_span(&copy, 0), available)) {
         return fc_fail(err, FC_ECORRUPT, "offset %" PRIu64 ": the elements exceed the %" PRIu64 " stored bytes",
@@ -379,7 +349,7 @@ static fc_code try_claim(fill *f, uint32_t chunk, bool *placed, fc_error *err) {
     fc_box box = fc_chunk_box(f->tensor, &f->tensor->chunks[chunk]);
     fc_box_intersect(&box, f->box, overlap.offsets, overlap.sizes);
     const fc_extent *extent;
-    FC_TRY(resolve_extent(f->source, f->tensor, chunk, &extent, err));
+    FC_TRY(fc_source_extent(f->source, f->tensor, chunk, &extent, err));
     return try_overlap(f, &overlap, extent, placed, err);
 }
 
@@ -416,7 +386,8 @@ static fc_code place_claimed(fill *f, fc_error *err) {
 static fc_code visit_overlap(void *context, const fc_overlap *overlap, fc_error *err) {
     fill *f = context;
     const fc_extent *extent = NULL;
-    FC_TRY(resolve_extent(f->source, f->tensor, overlap->chunk, &extent, err)); /* formats name the tensor themselves */
+    FC_TRY(
+        fc_source_extent(f->source, f->tensor, overlap->chunk, &extent, err)); /* formats name the tensor themselves */
     if (is_plain(extent) || is_streamed(f->source, f->tensor, overlap->chunk, extent)) {
         bool placed;
         return try_overlap(f, overlap, extent, &placed, err);
@@ -479,6 +450,6 @@ fc_code fc_source_fill_one(fc_source *source, const fc_coverage *coverage, const
 fc_code fc_source_bytes(fc_source *source, uint32_t file, uint64_t offset, unsigned char *out, size_t size,
                         fc_error *err) {
     fc_input *input = NULL;
-    FC_TRY(open_cached(source, file, &input, err));
+    FC_TRY(fc_source_open(source, file, &input, err));
     return fc_input_read(input, out, size, offset, source->scratch, source->scratch_size, err);
 }

@@ -51,3 +51,10 @@ fc_code fc_source_fill(fc_source *source, const fc_coverage *coverage, const fc_
 /** The same for a box whose elements are all equal: reads the first, and counts it for all of them in the CRC-64. */
 fc_code fc_source_fill_one(fc_source *source, const fc_coverage *coverage, const fc_tensor *tensor, const fc_box *box,
                            unsigned char *out, fc_error *err);
+
+/**
+ * Says that this box will soon be filled, after those that were named before. Once fc_source_announce is called,
+ * servers are asked for its bytes. It is only for speed: nothing fails, and files on this machine are not touched.
+ */
+void fc_source_expect(fc_source *source, const fc_coverage *coverage, const fc_tensor *tensor, const fc_box *box);
+void fc_source_announce(fc_source *source);

@@ -280,7 +280,7 @@ class Requests(Net):
         """The tiles of a file are asked for at once, as many as the memory has room for."""
         server = self.serve({"model.safetensors": file_of(16 << 10)}, https=False)
         server.delay = 0.3
-        for options, least, most in (([], 2, 6), (["--memory", "4M"], 7, 40), (["-j", "4"], 8, 40)):
+        for options, least, most in (([], 2, 6), (["--memory", "4M"], 7, 40), (["-j", "4"], 4, 40)):
             server.requests.clear()
             self.command("consolidate", server.name + "/m/model.safetensors", "-o", "x.safetensors", "--force", *options,
                          FSDPCKPT_NET_PACE="100")
@@ -294,6 +294,16 @@ class Requests(Net):
         server.delay = 0.1
         self.command("consolidate", server.name + "/m/model.safetensors", "-o", "x.safetensors")
         self.assertLessEqual(net_server.rounds(server.requests, server.delay), 14)
+
+    def test_small_tensors(self):
+        """Those that are next to each other are read with one request, and each byte about once."""
+        data = safetensors({"t%04d" % i: ("U8", [9 << 10], made.randbytes(9 << 10)) for i in range(1000)})
+        server = self.serve({"model.safetensors": data})
+        self.command("consolidate", server.name + "/m/model.safetensors", "-o", "x.safetensors")
+        asked = [[int(n) for n in r[1][6:].split("-")] for r in server.requests if r[0].endswith("model.safetensors")]
+        large = [last + 1 - first for first, last in asked if last - first > 3000]  # not the samples
+        self.assertLess(len(large), 60)
+        self.assertLess(sum(large), len(data) + (1 << 20))
 
     def test_bytes(self):
         """A copy reads each byte about once."""

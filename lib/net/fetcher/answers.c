@@ -80,6 +80,11 @@ static void keep(char *out, size_t size, const char *value) {
     snprintf(out, size, "%s", good ? value : "");
 }
 
+size_t answer_refuse_more(transfer *t) {
+    fail(t, FC_ECORRUPT, "the server sent more bytes than it was asked for");
+    return 0;
+}
+
 /* A copy of the line that is a string without its end. Status lines begin the headers of another answer. */
 size_t answer_take_header(char *line, size_t size, size_t count, void *context) {
     transfer *t = context;

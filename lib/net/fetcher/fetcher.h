@@ -198,14 +198,18 @@ typedef struct transfer {
     folder *folder; /* FOR_PAGE; FOR_HEAD: the one that wants the object, or NULL */
     outgoing *out;  /* NULL: it reads */
     int reply;      /* FOR_RANGE and writes: socket for the answer, which can also ask for an address; else -1 */
+    int file;       /* FOR_RANGE that was announced: the socket of the file, whose next read may be of it; else -1 */
     char *url;
     uint64_t offset, length, done;
-    unsigned char *into; /* FOR_RANGE: where in shared memory; NULL: the bytes are sent */
-    unsigned char *body; /* what the server sent, except FOR_RANGE: `done` bytes */
+    uint64_t from, until; /* FOR_RANGE: what its reader wants, counted like `done` */
+    unsigned char *into;  /* FOR_RANGE: where in shared memory; NULL: the bytes are sent */
+    size_t given;         /* FOR_RANGE: bytes that its reader has from the head */
+    size_t taken;         /* FOR_RANGE: bytes that were taken of those that libcurl gives again after a pause */
+    unsigned char *body;  /* what the server sent, except FOR_RANGE: `done` bytes */
     size_t capacity;
     int tries, redirects;
     bool moved;      /* to the region that the server named */
-    bool paused;     /* until what it sent has been taken */
+    bool paused;     /* until what it sent has been taken, or has a reader */
     bool plain_http; /* the name has http://, so it may stay there */
     bool proxied;    /* the server is asked through the proxy */
     int64_t wake;    /* WAITS: when it starts, in milliseconds; NEEDS_HOST: when it asks somebody else */
@@ -302,7 +306,9 @@ void object_open(fetcher *f, object *o, folder *wanted_by, int reply);
 void object_opened(fetcher *f, object *o, folder *wanted_by);
 /* Answers a request for a name, now or when it is known what the name is. Owns the sockets. */
 void object_request(fetcher *f, fc_net_request_kind kind, const char *name, int answer, int file);
-void object_read(fetcher *f, object *o, const fc_net_request *request, int answer);
+void object_read(fetcher *f, const opened_file *file, const fc_net_request *request, int answer);
+/* Makes a transfer of a range that has no reader. @return NULL: it cannot */
+transfer *object_transfer(fetcher *f, object *o, uint64_t offset, uint64_t length);
 void object_tell(fetcher *f, const object *o, int answer);
 void object_end_waiters(fetcher *f, object *o);
 void waiters_retry(fetcher *f, waiter *first);
@@ -471,6 +477,8 @@ void transfer_refused(fetcher *f, transfer *t);
 
 /* ---- answers.c ---- */
 
+/* Ends a transfer whose server sent too much. @return 0 */
+size_t answer_refuse_more(transfer *t);
 size_t answer_take_header(char *line, size_t size, size_t count, void *context);
 /* Checks the headers of an answer with a body. @return false after setting t->error */
 bool answer_check(transfer *t);

@@ -1,7 +1,7 @@
 /*
  * The table of the module `net`, and what the fetcher does before it is confined. See net/module.h.
  */
-#include "net/fetcher/fetcher.h"
+#include "net/fetcher/ahead.h"
 
 #include <netdb.h>
 #include <stdio.h>
@@ -10,7 +10,7 @@
 #include <sys/socket.h>
 #include <time.h>
 
-enum { MOST_CONNECTIONS = 64, MOST_TO_HOST = 32 };
+enum { MOST_CONNECTIONS = MOST_UNREAD + 64, MOST_TO_HOST = MOST_UNREAD + 32 };
 
 /* ---- in the caller's process ---- */
 

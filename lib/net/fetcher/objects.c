@@ -1,7 +1,7 @@
 /*
  * Objects: what is known of each file, its first bytes, and the requests that wait for it. See fetcher.h.
  */
-#include "net/fetcher/fetcher.h"
+#include "net/fetcher/ahead.h"
 #include "net/shared.h"
 
 #include <stdlib.h>
@@ -284,18 +284,33 @@ static bool find_place(const fetcher *f, const fc_net_request *request, unsigned
     return true;
 }
 
-/* Answers with bytes of the head. */
-static void give_head(fetcher *f, const object *o, uint64_t offset, size_t size, unsigned char *into, int answer) {
+/* Gives a reader what the head has of the bytes from `offset` to `end`. @return how many */
+static size_t give_head(fetcher *f, object *o, uint64_t offset, uint64_t end, unsigned char *into, int answer) {
+    const uint64_t last = end < o->head_size ? end : o->head_size;
+    const size_t size = offset < last ? (size_t)(last - offset) : 0;
+    o->used = ++f->clock;
     if (into && size > 0) {
         memcpy(into, o->head + offset, size);
     } else if (size > 0) {
         fetcher_send(f, answer, (fc_net_answer){.kind = FC_NET_DATA, .size = size}, o->head + offset, size);
     }
-    fetcher_send(f, answer, (fc_net_answer){.kind = FC_NET_DONE, .size = into ? size : 0}, NULL, 0);
+    return size;
 }
 
-void object_read(fetcher *f, object *o, const fc_net_request *request, int answer) {
+transfer *object_transfer(fetcher *f, object *o, uint64_t offset, uint64_t length) {
     char url[MOST_URL];
+    transfer *t = name_url(f, o->name, url) ? transfer_new(f, FOR_RANGE, o->direct ? o->direct : url) : NULL;
+    if (t) {
+        t->plain_http = strncmp(url, "http://", 7) == 0;
+        t->object = o;
+        t->offset = offset;
+        t->length = length;
+    }
+    return t;
+}
+
+void object_read(fetcher *f, const opened_file *file, const fc_net_request *request, int answer) {
+    object *o = file->object;
     unsigned char *into;
     const uint64_t size = o->version.size, offset = request->offset, length = request->length;
     const uint64_t end = offset < size ? (length < size - offset ? offset + length : size) : offset;
@@ -303,21 +318,20 @@ void object_read(fetcher *f, object *o, const fc_net_request *request, int answe
         fetcher_close(f, answer);
         return;
     }
-    if (end <= o->head_size || end == offset) { /* the reader sees that it gets less than it asked for */
-        o->used = ++f->clock;
-        give_head(f, o, offset, (size_t)(end - offset), into, answer);
+    const size_t given = give_head(f, o, offset, end, into, answer);
+    if (offset + given == end) { /* the reader sees that it gets less than it asked for */
+        fetcher_send(f, answer, (fc_net_answer){.kind = FC_NET_DONE, .size = into ? given : 0}, NULL, 0);
         fetcher_close(f, answer);
         return;
     }
-    transfer *t = name_url(f, o->name, url) ? transfer_new(f, FOR_RANGE, o->direct ? o->direct : url) : NULL;
+    const read_range wanted = {offset + given, end, given, into ? into + given : NULL};
+    if (ahead_read(f, file->socket, &wanted, answer)) {
+        return;
+    }
+    transfer *t = object_transfer(f, o, wanted.first, end - wanted.first);
     if (!t) {
         fetcher_close(f, answer);
         return;
     }
-    t->plain_http = strncmp(url, "http://", 7) == 0;
-    t->object = o;
-    t->reply = answer;
-    t->into = into;
-    t->offset = offset;
-    t->length = end - offset;
+    range_begin(t, &wanted, answer);
 }

@@ -2,7 +2,7 @@
  * What is sent to a server, with credentials, and where its bytes go: see fetcher.h.
  */
 #include "base/base64.h"
-#include "net/fetcher/fetcher.h"
+#include "net/fetcher/ahead.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -129,11 +129,6 @@ static bool keep_body(transfer *t, const char *bytes, size_t n, size_t wanted) {
     return true;
 }
 
-static size_t refuse_more(transfer *t) {
-    (void)fc_fail(&t->error, FC_ECORRUPT, "%s: the server sent more bytes than it was asked for", transfer_name(t));
-    return 0;
-}
-
 static size_t take_body(char *bytes, size_t size, size_t count, void *context) {
     transfer *t = context;
     const size_t n = size * count;
@@ -141,7 +136,7 @@ static size_t take_body(char *bytes, size_t size, size_t count, void *context) {
     if (t->out) { /* also what it says of an error */
         const uint64_t most = good && (t->purpose == FOR_UPLOADS || t->purpose == FOR_PARTS) ? MOST_PAGE : MOST_ANSWER;
         if (n > most - t->done) {
-            return good ? refuse_more(t) : 0;
+            return good ? answer_refuse_more(t) : 0;
         }
         return keep_body(t, bytes, n, 2 * (t->done + n) + 1) ? n : 0;
     }
@@ -156,24 +151,11 @@ static size_t take_body(char *bytes, size_t size, size_t count, void *context) {
         return 0;
     }
     if (t->purpose == FOR_RANGE) {
-        if (outbox_has(t->fetcher, t->reply)) {
-            t->paused = true; /* the bytes come again */
-            return CURL_WRITEFUNC_PAUSE;
-        }
-        if (n > t->length - t->done) {
-            return refuse_more(t);
-        }
-        if (t->into) {
-            memcpy(t->into + t->done, bytes, n);
-            t->done += n;
-            return n;
-        }
-        t->done += n;
-        return fetcher_send(t->fetcher, t->reply, (fc_net_answer){.kind = FC_NET_DATA, .size = n}, bytes, n) ? n : 0;
+        return range_take(t, bytes, n);
     }
     const uint64_t most = t->purpose == FOR_HEAD ? t->length : MOST_PAGE;
     if (n > most - t->done) {
-        return refuse_more(t);
+        return answer_refuse_more(t);
     }
     return keep_body(t, bytes, n, t->purpose == FOR_HEAD ? t->length + 1 : 2 * (t->done + n) + 1) ? n : 0;
 }
@@ -254,7 +236,7 @@ static bool set_options(const fetcher *f, transfer *t) {
     rc |= curl_easy_setopt(e, CURLOPT_USERAGENT, "fsdpckpt/" FSDPCKPT_VERSION);
     rc |= curl_easy_setopt(e, CURLOPT_HTTP_VERSION, (long)CURL_HTTP_VERSION_1_1);
     rc |= curl_easy_setopt(e, CURLOPT_NOSIGNAL, 1L);
-    rc |= curl_easy_setopt(e, CURLOPT_BUFFERSIZE, 256L << 10);
+    rc |= curl_easy_setopt(e, CURLOPT_BUFFERSIZE, 128L << 10);
     rc |= curl_easy_setopt(e, CURLOPT_CONNECTTIMEOUT_MS, (long)CONNECT_MS);
     rc |= curl_easy_setopt(e, CURLOPT_LOW_SPEED_LIMIT, (long)SLOW_BYTES);
     rc |= curl_easy_setopt(e, CURLOPT_LOW_SPEED_TIME, slow > 0 ? slow : 1L);

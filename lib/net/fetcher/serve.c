@@ -1,7 +1,7 @@
 /*
  * The loop of the fetcher: takes requests, and lets libcurl work. See fetcher.h.
  */
-#include "net/fetcher/fetcher.h"
+#include "net/fetcher/ahead.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -45,6 +45,7 @@ static ssize_t receive(int socket, fc_net_request *request, int descriptors[DESC
 
 static void close_file(fetcher *f, opened_file *file) {
     if (file->socket >= 0) {
+        ahead_drop(f, file->socket);
         close(file->socket);
         file->socket = -1;
         if (file->upload) {
@@ -88,12 +89,16 @@ static void take_request(fetcher *f, int index) {
         }
         if (request.kind == FC_NET_HOST) {
             transfers_host_known(f, request.name);
+        } else if (request.kind == FC_NET_AHEAD) {
+            if (from && from->object) {
+                ahead_begin(f, from, &request);
+            }
         } else if (descriptors[0] < 0) {
             return; /* nobody to answer */
         } else if (from && from->upload) {
             upload_request_of(f, from->upload, &request, descriptors[0], descriptors[1]);
         } else if (from && request.kind == FC_NET_READ) {
-            object_read(f, from->object, &request, descriptors[0]);
+            object_read(f, from, &request, descriptors[0]);
         } else if (from) {
             object_tell(f, from->object, descriptors[0]);
             fetcher_close(f, descriptors[0]);

@@ -2,7 +2,7 @@
  * Transfers: one request to a server each, with redirects, and repetitions when the server is busy or a connection
  * breaks. See fetcher.h.
  */
-#include "net/fetcher/fetcher.h"
+#include "net/fetcher/ahead.h"
 
 #include <arpa/inet.h>
 #include <inttypes.h>
@@ -32,7 +32,7 @@ transfer *transfer_new(fetcher *f, transfer_kind purpose, const char *url) {
     t->fetcher = f;
     t->purpose = purpose;
     t->url = copy;
-    t->reply = -1;
+    t->reply = t->file = -1;
     t->plain_http = strncmp(url, "http://", 7) == 0;
     t->next = f->transfers;
     f->transfers = t;
@@ -87,11 +87,11 @@ void transfer_end(fetcher *f, transfer *t) {
         if (t->error.code == FC_OK && t->redirects > 0 && !t->object->direct) {
             t->object->direct = strdup(t->url); /* NULL: the next read is redirected again */
         }
-        if (t->error.code != FC_OK) {
+        if (t->error.code != FC_OK && t->reply >= 0) {
             t->object->known_since = 0; /* whoever opens it again gets the version of that time */
             fetcher_send_error(f, t->reply, &t->error);
-        } else {
-            fetcher_send(f, t->reply, (fc_net_answer){.kind = FC_NET_DONE, .size = t->into ? t->done : 0}, NULL, 0);
+        } else if (t->reply >= 0) {
+            range_answer(f, t);
         }
         transfer_free(f, t);
     } else {
@@ -134,6 +134,7 @@ static void start(fetcher *f, transfer *t) {
     t->resolve = curl_slist_append(NULL, line);
     t->answer = (response){.bytes = 0};
     t->paused = false;
+    t->taken = 0;
     t->done = t->purpose == FOR_PAGE || t->out ? 0 : t->done; /* a page comes as a whole */
     if (t->out) {
         t->out->sent = 0;
@@ -147,7 +148,7 @@ static void start(fetcher *f, transfer *t) {
 
 void transfers_go_on(fetcher *f, int socket) {
     for (transfer *t = f->transfers; t; t = t->next) {
-        if (t->paused && t->reply == socket) {
+        if (t->paused && t->reply == socket) { /* a reader, not -1 */
             t->paused = false;
             curl_easy_pause(t->easy, CURLPAUSE_CONT);
         }
