@@ -20,15 +20,20 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 enum { BLOCK = FC_CHANGE_BLOCK, SPOOL = 256 << 10, POSITION = 4, SPILLS = 2 };
 
-/* A file that bytes are appended to through a buffer. */
+/* A file that bytes are appended to through a buffer. With a sender, the file of a frame is in a bucket, and others are
+   in memory. */
 typedef struct spool {
-    char *path; /* malloc'ed, for messages */
-    int fd;
-    uint64_t end; /* bytes in the file */
+    char *path;              /* malloc'ed, for messages */
+    int fd;                  /* -1: it is in a bucket */
+    fc_delta_sender *sender; /* NULL: it is on the disk */
+    size_t index;            /* of the tensor, for the sender */
+    const char *name;        /* of a spill's tensor, for messages */
+    uint64_t end;            /* bytes in the file */
     size_t filled;
     unsigned char buffer[SPOOL];
 } spool;
@@ -59,14 +64,28 @@ static const unsigned char zeros[BLOCK];
 
 /* ---- files ---- */
 
-static fc_code spool_open(spool *s, const char *directory, const char *kind, int number, fc_error *err) {
+static fc_code spool_open(spool *s, const fc_delta_how *how, const char *kind, int number, fc_error *err) {
     s->fd = -1;
-    if (asprintf(&s->path, "%s/%s-%d", directory, kind, number) < 0) {
+    s->sender = how->sender;
+    if (asprintf(&s->path, "%s/%s-%d", how->sender ? "" : how->directory, kind, number) < 0) {
         s->path = NULL;
-        return fc_no_memory(err, directory);
+        return fc_no_memory(err, kind);
+    }
+    if (s->sender) {
+        return FC_OK;
     }
     s->fd = open(s->path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
     return s->fd < 0 ? fc_fail_errno(err, errno, "%s: the file cannot be created", s->path) : FC_OK;
+}
+
+/* Opens a file that is needed only until the tensor ends. */
+static fc_code spool_open_spill(spool *s, const fc_delta_how *how, const char *kind, int number, fc_error *err) {
+    FC_TRY(spool_open(s, how, kind, number, err));
+    if (s->sender) {
+        s->fd = memfd_create("fsdpckpt-spill", MFD_CLOEXEC);
+        return s->fd < 0 ? fc_fail_errno(err, errno, "%s: memory cannot be reserved", kind) : FC_OK;
+    }
+    return FC_OK;
 }
 
 static void spool_close(spool *s) {
@@ -77,10 +96,25 @@ static void spool_close(spool *s) {
 }
 
 static fc_code spool_flush(spool *s, fc_error *err) {
-    FC_TRY(fc_pwrite_full(s->fd, s->buffer, s->filled, s->end, s->path, err));
+    if (s->sender && s->fd < 0) {
+        FC_TRY(fc_delta_sender_put(s->sender, s->index, s->buffer, s->filled, err));
+    } else {
+        FC_TRY(s->sender ? fc_delta_sender_hold(s->sender, s->index, s->name, s->filled, err) : FC_OK);
+        FC_TRY(fc_pwrite_full(s->fd, s->buffer, s->filled, s->end, s->path, err));
+    }
     s->end += s->filled;
     s->filled = 0;
     return FC_OK;
+}
+
+/* Empties a spill. @param index, name of the tensor that it is for next */
+static fc_code spool_empty(spool *s, size_t index, const char *name, fc_error *err) {
+    s->index = index;
+    s->name = name;
+    s->filled = 0;
+    const bool frees = s->sender && s->end > 0;
+    s->end = 0;
+    return frees && ftruncate(s->fd, 0) != 0 ? fc_fail_errno(err, errno, "%s: memory cannot be freed", s->path) : FC_OK;
 }
 
 static fc_code spool_put(spool *s, const unsigned char *bytes, size_t size, fc_error *err) {
@@ -147,8 +181,7 @@ static fc_code sink_put_spill(sink *k, spool *s, unsigned char *buffer, fc_error
         FC_TRY(sink_put(k, buffer, some, false, err));
         at += some;
     }
-    s->end = 0;
-    return FC_OK;
+    return spool_empty(s, s->index, s->name, err);
 }
 
 static fc_delta_frame sink_frame(const sink *k, const fc_delta_encoder *e) {
@@ -163,7 +196,7 @@ static bool goes_by_runs(const fc_delta_how *how, fc_delta_encoding encoding) {
 static fc_code sink_new(const fc_delta_how *how, fc_delta_encoding encoding, int number, sink **out, fc_error *err) {
     sink *k = *out = calloc(1, sizeof *k);
     FC_NEED(k, err, NULL);
-    FC_TRY(spool_open(&k->out, how->directory, fc_delta_encoding_name(encoding), number, err));
+    FC_TRY(spool_open(&k->out, how, fc_delta_encoding_name(encoding), number, err));
     return goes_by_runs(how, encoding) ? fc_zstd_runs_new(&k->runs, err)
                                        : fc_zstd_encoder_new(how->level, &k->zstd, err);
 }
@@ -194,7 +227,7 @@ fc_code fc_delta_encoder_new(const fc_delta_how *how, int number, fc_delta_encod
     for (int i = 0; i < SPILLS && e->sinks[FC_DELTA_OVERWRITE]; i++) {
         e->spills[i] = calloc(1, sizeof *e->spills[i]);
         FC_NEED(e->spills[i], err, NULL);
-        FC_TRY(spool_open(e->spills[i], how->directory, spills[i], number, err));
+        FC_TRY(spool_open_spill(e->spills[i], how, spills[i], number, err));
     }
     return FC_OK;
 }
@@ -221,16 +254,21 @@ size_t fc_delta_encoder_memory(const fc_delta_how *how) {
     return memory;
 }
 
-void fc_delta_encoder_begin(fc_delta_encoder *e, const char *name, uint64_t bytes) {
+fc_code fc_delta_encoder_begin(fc_delta_encoder *e, size_t index, const char *name, uint64_t bytes, fc_error *err) {
     e->name = name;
     e->bytes = bytes;
     e->at = e->changed = e->filled = 0;
     e->too_large = bytes > UINT32_MAX;
-    for (int i = 0; i < SPILLS && e->spills[i]; i++) {
-        e->spills[i]->end = 0;
-        e->spills[i]->filled = 0;
-    }
     fc_delta_sum_begin(&e->sum, e->how.checksum);
+    for (int i = 0; i < FC_DELTA_ENCODINGS && e->how.sender; i++) {
+        if (e->sinks[i]) {
+            e->sinks[i]->out.index = index;
+        }
+    }
+    for (int i = 0; i < SPILLS && e->spills[i]; i++) {
+        FC_TRY(spool_empty(e->spills[i], index, name, err));
+    }
+    return FC_OK;
 }
 
 static fc_code spill_byte(fc_delta_encoder *e, uint64_t position, unsigned char value, fc_error *err) {
@@ -340,6 +378,19 @@ static fc_code end_overwrite(fc_delta_encoder *e, fc_delta_frame *frame, fc_erro
     return FC_OK;
 }
 
+/* Sends what is left of the frame, so that the next one can follow. */
+static fc_code send_rest(fc_delta_encoder *e, fc_error *err) {
+    size_t index = 0;
+    for (int i = 0; i < FC_DELTA_ENCODINGS; i++) {
+        if (e->sinks[i]) {
+            spool *s = &e->sinks[i]->out;
+            index = s->index;
+            FC_TRY(s->filled > 0 ? spool_flush(s, err) : FC_OK);
+        }
+    }
+    return fc_delta_sender_end(e->how.sender, index, err);
+}
+
 fc_code fc_delta_encoder_end(fc_delta_encoder *e, fc_delta_found *found, fc_error *err) {
     *found = (fc_delta_found){.changed_bytes = e->changed};
     if (!e->how.no_checksum) {
@@ -351,7 +402,7 @@ fc_code fc_delta_encoder_end(fc_delta_encoder *e, fc_delta_found *found, fc_erro
     if (e->changed > 0 && e->sinks[FC_DELTA_OVERWRITE] && !e->too_large) {
         FC_TRY(end_overwrite(e, &found->frames[FC_DELTA_OVERWRITE], err));
     }
-    return FC_OK;
+    return e->how.sender ? send_rest(e, err) : FC_OK;
 }
 
 fc_code fc_delta_frame_read(const fc_delta_frame *frame, fc_delta_encoding encoding, uint64_t at, unsigned char *out,

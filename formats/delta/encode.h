@@ -1,11 +1,12 @@
 /*
  * Makes the frames of changed tensors. Each worker has an encoder, which compares the bytes of one tensor after the
  * other and leaves the frame of each that changed in a file of its own: where a frame goes in the delta depends on the
- * sizes of those before it.
+ * sizes of those before it. On the way to a bucket, frames go through a sender instead (sender.h).
  */
 #pragma once
 
 #include "delta/checksum.h"
+#include "delta/sender.h"
 
 enum { FC_DELTA_ENCODINGS = 2 }; /**< FC_DELTA_XOR and FC_DELTA_OVERWRITE */
 
@@ -26,7 +27,8 @@ typedef struct fc_delta_found {
 
 /** How frames are made. */
 typedef struct fc_delta_how {
-    const char *directory; /**< where the files of the encoders are made */
+    const char *directory;   /**< where the files of the encoders are made */
+    fc_delta_sender *sender; /**< takes the frames of the one encoding instead; NULL: there is a directory */
     fc_delta_encoding encoding;
     fc_delta_checksum checksum;
     int level;
@@ -40,8 +42,9 @@ void fc_delta_encoder_free(fc_delta_encoder *encoder);
 /** Returns the most bytes that an encoder holds. */
 size_t fc_delta_encoder_memory(const fc_delta_how *how);
 
-/** Begins a tensor of `bytes` bytes. @param name for messages. */
-void fc_delta_encoder_begin(fc_delta_encoder *encoder, const char *name, uint64_t bytes);
+/** Begins a tensor of `bytes` bytes. @param index for the sender @param name for messages */
+fc_code fc_delta_encoder_begin(fc_delta_encoder *encoder, size_t index, const char *name, uint64_t bytes,
+                               fc_error *err);
 
 /** Adds the next `size` bytes of both versions. */
 fc_code fc_delta_encoder_add(fc_delta_encoder *encoder, const unsigned char *old, const unsigned char *changed,

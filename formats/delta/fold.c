@@ -12,6 +12,7 @@
 #include "delta/write.h"
 #include "fsdpckpt/order.h"
 #include "fsdpckpt/try.h"
+#include "net/remote.h"
 #include "read/budget.h"
 #include "read/threads.h"
 #include "read/tuning.h"
@@ -38,7 +39,7 @@ typedef struct folder {
     fc_arena *arena;
     fc_delta_links links;
     fc_delta_how how;
-    folded *items; /* the largest frames first */
+    folded *items; /* the largest frames first, or by name for a sender */
     size_t count;
     size_t each; /* the most bytes that a worker holds */
     int threads;
@@ -124,7 +125,12 @@ static int order_folded(const void *a, const void *b) {
     return strcmp(x->link->name, y->link->name);
 }
 
-static fc_code list_tensors(folder *f, fc_error *err) {
+/* A sender gets the frames in the order of the file. */
+static int order_folded_by_name(const void *a, const void *b) {
+    return strcmp(((const folded *)a)->link->name, ((const folded *)b)->link->name);
+}
+
+static fc_code list_tensors(folder *f, bool sends, fc_error *err) {
     fc_delta_link *list = NULL;
     size_t most = 0;
     FC_TRY(fc_delta_links_tensors(f->arena, &f->links, &list, &f->count, err));
@@ -139,14 +145,14 @@ static fc_code list_tensors(folder *f, fc_error *err) {
     }
     f->report->tensors = f->count;
     f->each = most + sizeof(fold_worker) + fc_delta_encoder_memory(&f->how);
-    fc_sort_items(f->items, f->count, sizeof *f->items, order_folded);
+    fc_sort_items(f->items, f->count, sizeof *f->items, sends ? order_folded_by_name : order_folded);
     return FC_OK;
 }
 
 /* As many threads as are useful, and as memory and open files suffice for. */
-static fc_code choose_threads(folder *f, fc_error *err) {
+static fc_code choose_threads(folder *f, const char *path, fc_error *err) {
     const fc_work_options *work = &f->options->work;
-    const uint64_t memory = work->memory ? work->memory : FC_DEFAULT_MEMORY;
+    const uint64_t memory = fc_delta_workers_memory(path, fc_memory_of(work));
     const uint64_t fit = f->each > 0 ? memory / f->each : 1;
     FC_TRY(fc_memory_check(work->memory, err));
     if (fit == 0 && f->links.count > 2) {
@@ -204,7 +210,8 @@ static fc_code fold_tensor(fold_worker *w, folded *f, fc_error *err) {
     const bool overwrite = w->folder->report->encoding == FC_DELTA_OVERWRITE;
     fc_progress *progress = w->folder->options->work.progress;
     FC_TRY(begin_frames(w, f, err));
-    fc_delta_encoder_begin(w->encoder, f->link->name, overwrite ? 0 : f->bytes); /* it never exceeds the positions */
+    FC_TRY(fc_delta_encoder_begin(w->encoder, (size_t)(f - w->folder->items), f->link->name,
+                                  overwrite ? 0 : f->bytes /* it never exceeds the positions */, err));
     for (uint64_t at = 0; at < f->bytes;) {
         const size_t some = f->bytes - at < BLOCK ? (size_t)(f->bytes - at) : BLOCK;
         bool any = true;
@@ -250,6 +257,7 @@ static folded *take_tensor(folder *f, fc_code rc, const fc_error *err) {
     if (rc != FC_OK && f->code == FC_OK) {
         f->code = rc;
         f->error = *err;
+        fc_delta_sender_stop(f->how.sender);
     }
     folded *item = f->code == FC_OK && f->next < f->count ? &f->items[f->next++] : NULL;
     pthread_mutex_unlock(&f->lock);
@@ -277,12 +285,15 @@ static void *run_folder(void *context) {
 
 /* ---- writing ---- */
 
-static fc_code fold_content(void *context, const char *scratch, fc_delta_content *content, fc_error *err) {
+static fc_code fold_content(void *context, const char *scratch, fc_delta_sender *sender, fc_delta_content *content,
+                            fc_error *err) {
     folder *f = context;
     fc_fold_report *r = f->report;
     fc_delta_member *members = fc_arena_calloc(f->arena, f->count + 1, sizeof *members);
     FC_NEED(members, err, NULL);
     f->how.directory = scratch;
+    f->how.sender = sender;
+    FC_TRY(sender ? fc_delta_sender_begin(sender, f->count, err) : FC_OK);
     fc_progress_begin(f->options->work.progress, FC_PHASE_COPYING, FC_COUNTED_BYTES, r->source_bytes);
     fc_threads_run(f->threads, run_folder, f);
     if (f->code != FC_OK) {
@@ -365,11 +376,12 @@ static fc_code fold_all(folder *f, const char *const *sources, size_t count, con
     f->how.encoding = r->encoding;
     FC_TRY(fc_delta_choose_numbers(path, &r->number, &r->base, err));
     FC_TRY(check_sources(f, path, &forbidden, err));
-    FC_TRY(list_tensors(f, err));
-    FC_TRY(choose_threads(f, err));
+    FC_TRY(list_tensors(f, fc_is_remote(path), err));
+    FC_TRY(choose_threads(f, path, err));
     const fc_delta_publication publication = {.path = path,
                                               .force = f->options->force,
                                               .forbidden = forbidden,
+                                              .memory = f->options->work.memory,
                                               .reporter = f->options->reporter,
                                               .progress = f->options->work.progress,
                                               .context = f,

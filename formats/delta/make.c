@@ -40,7 +40,7 @@ typedef struct maker {
     fc_arena *arena;
     fc_target target; /* the new version: names, dtypes */
     fc_names names;   /* of the old one */
-    pair *pairs;      /* to read, the largest first */
+    pair *pairs;      /* to read, the largest first, or by name for a sender */
     size_t count;
     fc_scan scan;
 } maker;
@@ -144,6 +144,11 @@ static int order_pairs(const void *a, const void *b) {
     return strcmp(x->name, y->name);
 }
 
+/* A sender gets the frames in the order of the file. */
+static int order_pairs_by_name(const void *a, const void *b) {
+    return strcmp(((const pair *)a)->name, ((const pair *)b)->name);
+}
+
 static fc_code pair_tensors(maker *m, const fc_selection *selection, fc_error *err) {
     const bool *tied = NULL;
     fc_selected counts;
@@ -169,8 +174,9 @@ static fc_code pair_tensors(maker *m, const fc_selection *selection, fc_error *e
         m->part->report.only_old += !m->old->tensors[i].object;
     }
     m->part->report.only_old -= met;
-    fc_sort_items(m->pairs, m->count, sizeof *m->pairs, order_pairs);
-    return FC_OK;
+    fc_delta_sender *sender = m->part->how.sender;
+    fc_sort_items(m->pairs, m->count, sizeof *m->pairs, sender ? order_pairs_by_name : order_pairs);
+    return sender ? fc_delta_sender_begin(sender, m->count, err) : FC_OK;
 }
 
 /* ---- reading ---- */
@@ -208,7 +214,7 @@ static fc_code delta_add_tile(void *context, const fc_scan_tile *tile, fc_error 
     const size_t bytes = tile->count * fc_dtype_size(p->dtype);
     FC_TRY(w->encoder ? FC_OK : fc_delta_take_encoder(m->part, &w->encoder, err));
     if (*done == 0) {
-        fc_delta_encoder_begin(w->encoder, p->name, p->bytes);
+        FC_TRY(fc_delta_encoder_begin(w->encoder, tile->item->index, p->name, p->bytes, err));
     }
     FC_TRY(p->changed->dtype == p->dtype ? fc_delta_encoder_add(w->encoder, tile->bytes[0], tile->bytes[1], bytes, err)
                                          : add_cast(w, p, tile, err));
@@ -219,6 +225,14 @@ static fc_code delta_add_tile(void *context, const fc_scan_tile *tile, fc_error 
 static bool delta_continue(void *context, const fc_scan_tile *tile) {
     (void)context, (void)tile;
     return true;
+}
+
+static void delta_end_pair(void *context, const fc_scan_item *item, bool complete) {
+    const maker *m = context;
+    (void)item;
+    if (!complete) {
+        fc_delta_sender_stop(m->part->how.sender);
+    }
 }
 
 /* Compares what was read with the recorded CRCs, and asks whether a file changed meanwhile. */
@@ -243,7 +257,8 @@ static fc_code read_pairs(maker *m, fc_error *err) {
                    .context = m,
                    .begin = delta_begin_pair,
                    .look = delta_add_tile,
-                   .add = delta_continue};
+                   .add = delta_continue,
+                   .end = delta_end_pair};
     for (size_t i = 0; i < m->count; i++) {
         fc_scan_add_bytes(&s->total, m->pairs[i].old);
         fc_scan_add_bytes(&s->total, m->pairs[i].changed);

@@ -9,6 +9,8 @@
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/order.h"
 #include "fsdpckpt/try.h"
+#include "net/remote.h"
+#include "read/budget.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -142,10 +144,12 @@ static fc_delta_encoding choose_encoding(fc_delta_encoding wanted, uint64_t xor_
     return wanted != FC_DELTA_AUTO ? wanted : smaller ? FC_DELTA_OVERWRITE : FC_DELTA_XOR;
 }
 
-static fc_code make_content(void *context, const char *scratch, fc_delta_content *content, fc_error *err) {
+static fc_code make_content(void *context, const char *scratch, fc_delta_sender *sender, fc_delta_content *content,
+                            fc_error *err) {
     maker *m = context;
     uint64_t sizes[FC_DELTA_ENCODINGS];
     m->part.how.directory = scratch;
+    m->part.how.sender = sender;
     FC_TRY(fc_delta_part_add(&m->part, m->old, m->changed, m->selection, err));
     fc_delta_part_size(&m->part, FC_DELTA_XOR, &sizes[FC_DELTA_XOR]);
     const bool can_overwrite = fc_delta_part_size(&m->part, FC_DELTA_OVERWRITE, &sizes[FC_DELTA_OVERWRITE]);
@@ -166,6 +170,10 @@ static fc_code check_sides(const maker *m, const char *path, const fc_delta_opti
             return fc_fail(err, FC_EUSAGE, "%s: a schema has no data to compare", sides[i]->path);
         }
         FC_TRY(fc_checkpoint_spare(sides[i], path, false, err));
+    }
+    if (fc_is_remote(path) && o->encoding == FC_DELTA_AUTO) {
+        return fc_fail(err, FC_EUNSUPPORTED,
+                       "%s: on the way to a bucket, only one encoding can be made: choose xor or overwrite", path);
     }
     return o->inputs ? fc_check_inputs(path, o->inputs, "a file", err) : FC_OK;
 }
@@ -189,6 +197,7 @@ fc_code fc_delta_write(const fc_checkpoint *old, const fc_checkpoint *changed, c
                                               .force = options->force,
                                               .forbidden =
                                                   fc_checkpoint_forbidden(old) | fc_checkpoint_forbidden(changed),
+                                              .memory = options->work.memory,
                                               .reporter = options->reporter,
                                               .progress = options->work.progress,
                                               .context = &m,
@@ -200,6 +209,8 @@ fc_code fc_delta_write(const fc_checkpoint *old, const fc_checkpoint *changed, c
     FC_TRY(choose_base(old->path, &own.base, err));
     FC_TRY_GOTO(part_begin(&m.part, path, &own, err), rc, out);
     FC_TRY_GOTO(check_sides(&m, path, options, err), rc, out);
+    FC_TRY_GOTO(fc_memory_check(options->work.memory, err), rc, out);
+    m.part.options.work.memory = fc_delta_workers_memory(path, options->work.memory);
     rc = fc_delta_publish(&publication, err);
 out:
     *report = m.part.report;

@@ -10,6 +10,7 @@
 #include "io/commit.h"
 #include "io/file.h"
 #include "net/remote.h"
+#include "read/tuning.h"
 #include "safetensors/files.h"
 #include "safetensors/header.h"
 
@@ -18,6 +19,7 @@
 #include <fnmatch.h>
 #include <inttypes.h>
 #include <jansson.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -104,7 +106,7 @@ static fc_code create_file(const char *folder, const char *name, char **path, in
         *path = NULL;
         return fc_no_memory(err, folder);
     }
-    *fd = open(*path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    *fd = fc_open(*path, O_WRONLY | O_CREAT | O_EXCL, 0666);
     return *fd < 0 ? fc_fail_errno(err, errno, "%s: the file cannot be created", *path) : FC_OK;
 }
 
@@ -167,8 +169,18 @@ fc_code fc_delta_write_index(const char *folder, const fc_delta_index *index, fc
     return rc;
 }
 
+/* Ends the data file that a sender has made. */
+static fc_code end_data(fc_delta_sender *sender, const fc_delta_content *c, fc_error *err) {
+    char *header = NULL;
+    size_t size = 0;
+    fc_code rc = make_header(c, &header, &size, err);
+    rc = rc == FC_OK ? fc_delta_sender_finish(sender, header, size, err) : rc;
+    free(header);
+    return rc;
+}
+
 /* Writes the data file, if there are members, and the index. */
-static fc_code write_files(const char *folder, const fc_delta_content *c, fc_error *err) {
+static fc_code write_files(const char *folder, fc_delta_sender *sender, const fc_delta_content *c, fc_error *err) {
     fc_delta_entry *entries = calloc(c->count + 1, sizeof *entries);
     fc_code rc;
     FC_NEED(entries, err, folder);
@@ -182,7 +194,11 @@ static fc_code write_files(const char *folder, const fc_delta_content *c, fc_err
                                   .entries = entries,
                                   .count = c->count,
                                   .files = 1};
-    rc = c->count > 0 ? fc_delta_write_data(folder, c, 1, 1, err) : FC_OK;
+    if (c->count > 0) {
+        rc = sender ? end_data(sender, c, err) : fc_delta_write_data(folder, c, 1, 1, err);
+    } else {
+        rc = FC_OK;
+    }
     rc = rc == FC_OK ? fc_delta_write_index(folder, &index, err) : rc;
     free(entries);
     return rc;
@@ -196,6 +212,27 @@ fc_code fc_delta_is_own_file(const char *path, const char *name, bool *own, fc_e
     return FC_OK;
 }
 
+uint64_t fc_delta_workers_memory(const char *path, uint64_t memory) {
+    if (!fc_is_remote(path)) {
+        return memory;
+    }
+    memory = memory ? memory : FC_DEFAULT_MEMORY;
+    return memory / 2 > FC_LEAST_MEMORY ? memory / 2 : FC_LEAST_MEMORY;
+}
+
+/* Makes what the files of encoders are kept in. */
+static fc_code begin_frames(const fc_delta_publication *p, const char *folder, fc_commit **scratch,
+                            fc_delta_sender **sender, fc_error *err) {
+    char path[PATH_MAX];
+    if (!fc_is_remote(p->path)) {
+        return fc_commit_scratch(p->path, scratch, err);
+    }
+    if (snprintf(path, sizeof path, "%s/" DATA_NAME, folder, 1, 1) >= (int)sizeof path) {
+        return fc_fail(err, FC_EUSAGE, "%s: the path is too long", p->path);
+    }
+    return fc_delta_sender_new(path, p->memory ? p->memory / 2 : FC_DEFAULT_MEMORY / 2, sender, err);
+}
+
 fc_code fc_delta_publish(const fc_delta_publication *p, fc_error *err) {
     const fc_commit_options how = {.path = p->path,
                                    .is_directory = true,
@@ -205,19 +242,17 @@ fc_code fc_delta_publish(const fc_delta_publication *p, fc_error *err) {
                                    .reporter = p->reporter};
     fc_delta_content content = {0};
     fc_commit *commit = NULL, *scratch = NULL;
+    fc_delta_sender *sender = NULL;
     fc_code rc;
-    if (fc_is_remote(p->path)) {
-        return fc_fail(err, FC_EUNSUPPORTED,
-                       "%s: a delta cannot be made in a bucket: write it on this machine, and upload it", p->path);
-    }
     FC_TRY(fc_commit_begin(&how, &commit, err));
-    FC_TRY_GOTO(fc_commit_scratch(p->path, &scratch, err), rc, out);
-    FC_TRY_GOTO(p->make(p->context, fc_commit_path(scratch), &content, err), rc, out);
-    FC_TRY_GOTO(write_files(fc_commit_path(commit), &content, err), rc, out);
+    FC_TRY_GOTO(begin_frames(p, fc_commit_path(commit), &scratch, &sender, err), rc, out);
+    FC_TRY_GOTO(p->make(p->context, scratch ? fc_commit_path(scratch) : NULL, sender, &content, err), rc, out);
+    FC_TRY_GOTO(write_files(fc_commit_path(commit), sender, &content, err), rc, out);
     fc_commit_count(commit, p->progress);
     rc = fc_commit_finish(commit, err);
     commit = NULL;
 out:
+    fc_delta_sender_free(sender);
     fc_commit_abort(commit);
     p->release(p->context);
     fc_commit_abort(scratch);

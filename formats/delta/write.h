@@ -29,14 +29,19 @@ typedef struct fc_delta_publication {
     const char *path;
     bool force;         /**< replace an existing version */
     unsigned forbidden; /**< fc_commit_options.forbidden */
+    uint64_t memory;    /**< for a target in a bucket: fc_delta_sender_new */
     fc_reporter reporter;
     fc_progress *progress;
     void *context;
-    /** Makes the content, with the files of encoders in the directory `scratch`. */
-    fc_code (*make)(void *context, const char *scratch, fc_delta_content *content, fc_error *err);
+    /** Makes the content, with the files of encoders in the directory `scratch`, or with `sender`: one is NULL. */
+    fc_code (*make)(void *context, const char *scratch, fc_delta_sender *sender, fc_delta_content *content,
+                    fc_error *err);
     /** Frees the encoders, also after a failure. */
     void (*release)(void *context);
 } fc_delta_publication;
+
+/** Returns the memory that the workers get of `memory`, if the target is `path`: in a bucket, the sender needs some. */
+uint64_t fc_delta_workers_memory(const char *path, uint64_t memory);
 
 /** Writes the files of a delta, which appear under their name when they are complete. */
 fc_code fc_delta_publish(const fc_delta_publication *publication, fc_error *err);

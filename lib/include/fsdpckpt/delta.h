@@ -64,6 +64,7 @@ typedef struct fc_delta_report {
 /**
  * Writes the delta from `old` to `changed` to the directory `path`. Each selected tensor of `changed` must be in `old`,
  * under the same name and with the same dtype and shape. The bytes do not depend on the number of threads.
+ * A delta in a bucket has one encoding from the start, so FC_DELTA_AUTO is refused there.
  * @return FC_EUSAGE for a tensor that differs in more than its values; FC_EUNSUPPORTED without libzstd, for a checksum
  * that this build lacks, and for a tensor of 4 GiB with FC_DELTA_OVERWRITE.
  */
