@@ -283,6 +283,25 @@ out:
     return rc;
 }
 
+fc_code fc_commit_join(const char *path, fc_commit **out, fc_error *err) {
+    fc_staged_target *staged = NULL;
+    *out = NULL;
+    if (!fc_is_staged(path)) {
+        return FC_OK;
+    }
+    FC_TRY(fc_staged_join(path, &staged, err));
+    fc_commit *commit = staged ? calloc(1, sizeof *commit) : NULL;
+    if (staged && !commit) {
+        fc_staged_free(staged);
+        return fc_no_memory(err, path);
+    }
+    if (commit) {
+        *commit = (fc_commit){.staging = FC_NO_STAGING, .remote = true, .staged = staged};
+    }
+    *out = commit;
+    return FC_OK;
+}
+
 const char *fc_commit_path(const fc_commit *commit) {
     return commit->remote ? fc_staged_path(commit->staged) : commit->staging.new_path;
 }

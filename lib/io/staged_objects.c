@@ -192,6 +192,7 @@ static fc_staged_file *create_file(fc_staged_target *target, const char *path) {
         return NULL;
     }
     file->target = target;
+    file->run = target->run;
     file->path = strdup(path);
     file->gaps = UINT64_MAX;
     file->fd = memfd_create("fsdpckpt-target", MFD_CLOEXEC);

@@ -71,6 +71,29 @@ void fc_staged_stay(fc_staged_target *target);
 /** fc_staged_free for a target whose uploads another run takes up. */
 void fc_staged_leave(fc_staged_target *target);
 
+/* ---- several processes that make one target ---- */
+
+struct fc_notes;
+
+/**
+ * Lets this process write files of a target that another one has begun, which is a folder.
+ * @param path what fc_staged_path returned there
+ * @param out receives what this process makes of it. Free it when the other process has published the target: what is
+ * not visible then is aborted. NULL if this process has begun the target itself: its ranks are threads
+ */
+fc_code fc_staged_join(const char *path, fc_staged_target **out, fc_error *err);
+
+/**
+ * Sends what is left of the files that this process has written since the last call, and adds to `out` what
+ * fc_staged_adopt needs of them. Adds nothing if this process has begun the target itself, or `path` is on this
+ * machine.
+ * @param headers whether the other process reads the headers of the files
+ */
+fc_code fc_staged_tell(const char *path, bool headers, struct fc_notes *out, fc_error *err);
+
+/** Makes the files of another process also files of this one, which has begun the target `path`. */
+fc_code fc_staged_adopt(const char *path, const void *bytes, size_t size, fc_error *err);
+
 /* ---- its files, by name ---- */
 
 /** open(2): the descriptor is one of its own, with its own position. @return -1 with errno */
@@ -101,8 +124,8 @@ typedef struct fc_staged_file fc_staged_file;
 fc_code fc_staged_take_up(const char *path, const char *then, const fc_staged_data *done, size_t count, const char **id,
                           fc_error *err);
 
-/** Returns the number of the run that a file belongs to, after setting that of its target if `run` is not 0: objects
- * have it as metadata from the start of their upload. */
+/** Returns the number of the run that began a file, after setting it if `run` is not 0: objects have it as metadata
+ * from the start of their upload. */
 uint64_t fc_staged_keep_run(const char *path, uint64_t run);
 
 /** Returns whether the server has these bytes of a file that has an upload. */

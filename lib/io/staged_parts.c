@@ -106,8 +106,7 @@ static fc_code need_parts(fc_staged_file *file, fc_error *err) {
 }
 
 static fc_code begin_upload(fc_staged_file *file, fc_error *err) {
-    return fc_upload_begin(name_of(file), file->target->run, file->target->stays ? &file->id : NULL, &file->upload,
-                           err);
+    return fc_upload_begin(name_of(file), file->run, file->target->stays ? &file->id : NULL, &file->upload, err);
 }
 
 /* Counts, for each part, the bytes that the engine moves and those that are not final. */
@@ -269,8 +268,7 @@ static fc_code continue_upload(fc_staged_file *file, const char *id, const fc_st
     FC_NEED(sizes, err, file->path);
     fc_code rc;
     FC_TRY_GOTO(need_parts(file, err), rc, out);
-    FC_TRY_GOTO(fc_upload_continue(name_of(file), file->target->run, id, sizes, file->nparts, &file->upload, err), rc,
-                out);
+    FC_TRY_GOTO(fc_upload_continue(name_of(file), file->run, id, sizes, file->nparts, &file->upload, err), rc, out);
     if (file->upload && !find_known(file, sizes, done, count)) {
         int patience = FC_UPLOAD_PATIENCE;
         fc_upload_abort(file->upload, &patience);
@@ -286,11 +284,11 @@ out:
 
 uint64_t fc_staged_keep_run(const char *path, uint64_t run) {
     fc_staged_target *target;
-    (void)fc_staged_find_file(path, &target);
-    if (target && run != 0) {
-        target->run = run;
+    fc_staged_file *file = fc_staged_find_file(path, &target);
+    if (file && run != 0) {
+        file->run = run;
     }
-    return target ? target->run : 0;
+    return file ? file->run : 0;
 }
 
 fc_code fc_staged_take_up(const char *path, const char *then, const fc_staged_data *done, size_t count, const char **id,

@@ -31,6 +31,7 @@ struct fc_staged_file {
     bool engine;         /* it has data, so it is not an index */
     fc_upload *upload;   /* NULL: it is sent as a whole */
     char *id;            /* of the upload, if it stays for another run; else NULL */
+    uint64_t run;        /* of the process that began the upload */
     uint64_t size, part; /* while it grows, the size is the largest that it may reach */
     bool grows;          /* data is appended, and the length is known only at the end */
     unsigned nparts;
@@ -42,6 +43,7 @@ struct fc_staged_file {
     unsigned sending;   /* of these, parts that are complete */
     unsigned full;      /* of these, a list of the parts that no thread sends yet: number + 1; 0 ends it */
     bool stopped;
+    bool told;            /* another process has adopted it */
     fc_staged_data *data; /* what the engine moves */
     size_t count;
     fc_staged_data *finals; /* what was final before the file was divided */
@@ -57,7 +59,8 @@ struct fc_staged_target {
     char *path; /* with FC_STAGED */
     bool is_folder;
     bool stays;                     /* what is sent outlives this process */
-    uint64_t run;                   /* a random number, by which the next run knows the objects of this one */
+    uint64_t run;                   /* a random number, by which the next run knows the objects of this process */
+    bool joined;                    /* another process has begun it */
     pthread_mutex_t lock;           /* guards the states of parts */
     pthread_cond_t changed;         /* a part was opened or closed, or another one is first */
     fc_staged_file *files, *newest; /* the last one is the one that is asked for most */

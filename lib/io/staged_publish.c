@@ -27,8 +27,8 @@
 
 #define MARK FC_STAGED_MARK
 
-/* The first line of a mark. The number of the run follows. */
-static const char all_new[] = "new ", replaces[] = "replaces ";
+/* The first line of a mark. Each other one has the number of a run, and a name. */
+static const char all_new[] = "new\n", replaces[] = "replaces\n";
 
 enum { MOST_MARK = 64 << 20, RUN_DIGITS = 16 };
 
@@ -53,15 +53,15 @@ static fc_code add_text(int fd, const char *text, uint64_t *at, const char *mark
 static fc_code fill_mark(int fd, fc_staged_file *const *list, size_t count, bool only_new, const char *mark,
                          uint64_t *size, fc_error *err) {
     char run[RUN_DIGITS + 2];
-    snprintf(run, sizeof run, "%016" PRIx64 "\n", list[0]->target->run);
     FC_TRY(add_text(fd, only_new ? all_new : replaces, size, mark, err));
-    FC_TRY(add_text(fd, run, size, mark, err));
     for (size_t i = 0; i < count; i++) {
         const char *name = list[i]->path + strlen(list[i]->target->path) + 1;
         if (strchr(name, '\n')) {
             return fc_fail(err, FC_EUNSUPPORTED, "%s: a name with a line break cannot be made in a bucket",
                            list[i]->path);
         }
+        snprintf(run, sizeof run, "%016" PRIx64 " ", list[i]->run);
+        FC_TRY(add_text(fd, run, size, mark, err));
         FC_TRY(add_text(fd, name, size, mark, err));
         FC_TRY(add_text(fd, "\n", size, mark, err));
     }
@@ -74,7 +74,7 @@ static fc_code write_mark(const char *mark, fc_staged_file *const *list, size_t 
     uint64_t size = 0;
     fc_code rc = fd < 0 ? fc_fail_errno(err, errno, "%s: a list of names cannot be made", mark) : FC_OK;
     rc = rc == FC_OK && list ? fill_mark(fd, list, count, only_new, mark, &size, err) : rc;
-    rc = rc == FC_OK ? fc_upload_whole(mark, list ? list[0]->target->run : 0, fd, size, false, err) : rc;
+    rc = rc == FC_OK ? fc_upload_whole(mark, list ? list[0]->run : 0, fd, size, false, err) : rc;
     if (fd >= 0) {
         close(fd);
     }
@@ -114,14 +114,12 @@ static fc_code delete_own(const char *name, uint64_t run, const fc_reporter *rep
 /* Deletes what a mark names, and then the mark. */
 static fc_code delete_marked(const char *folder, const char *mark, char *text, const fc_reporter *reporter,
                              fc_error *err) {
-    char name[PATH_MAX], *names = NULL, *save = NULL;
-    const uint64_t run = strtoull(text, &names, 16);
-    if (names != text + RUN_DIGITS || *names != '\n' || run == 0) {
-        return fail_mark(mark, err);
-    }
-    for (const char *line = strtok_r(names, "\n", &save); line; line = strtok_r(NULL, "\n", &save)) {
-        FC_TRY(fc_path_is_safe(line) ? FC_OK : fail_mark(mark, err));
-        FC_TRY(name_in(folder, line, name, err));
+    char name[PATH_MAX], *end = NULL, *save = NULL;
+    for (const char *line = strtok_r(text, "\n", &save); line; line = strtok_r(NULL, "\n", &save)) {
+        const uint64_t run = strtoull(line, &end, 16);
+        const bool good = run != 0 && end == line + RUN_DIGITS && *end == ' ' && fc_path_is_safe(end + 1);
+        FC_TRY(good ? FC_OK : fail_mark(mark, err));
+        FC_TRY(name_in(folder, end + 1, name, err));
         FC_TRY(delete_own(name, run, reporter, err));
     }
     return remove_mark(mark, err);
@@ -194,7 +192,7 @@ static fc_code publish_file(fc_staged_file *file, bool only_new, fc_error *err) 
     if (fstat(file->fd, &st) != 0) {
         return fc_fail_errno(err, errno, "%s: cannot be examined", file->path);
     }
-    return fc_upload_whole(name_of(file->path), file->target->run, file->fd, (uint64_t)st.st_size, only_new, err);
+    return fc_upload_whole(name_of(file->path), file->run, file->fd, (uint64_t)st.st_size, only_new, err);
 }
 
 /* Lists the files in the order in which they become visible. */
@@ -221,7 +219,7 @@ static void take_back(fc_staged_file **list, size_t made, bool unknown, const ch
     size_t left = 0;
     for (size_t i = 0; i < made; i++) {
         bool stays = false; /* another program has replaced it */
-        if (fc_upload_delete_own(name_of(list[i]->path), list[i]->target->run, &stays, NULL) != FC_OK) {
+        if (fc_upload_delete_own(name_of(list[i]->path), list[i]->run, &stays, NULL) != FC_OK) {
             list[left++] = list[i];
         }
     }

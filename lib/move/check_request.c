@@ -50,10 +50,16 @@ fc_code fc_check_request(const fc_checkpoint *source, const char *path, const fc
     if (!path && !options->dry_run) {
         return fc_fail(err, FC_EUSAGE, "%s: no target path given", source->path);
     }
-    if (path && fc_is_remote(path) && (options->comm || options->own_shards)) {
+    if (path && fc_is_remote(path) && options->own_shards) {
         return fc_fail(err, FC_EUNSUPPORTED,
-                       "%s: a target of several processes cannot be written to a bucket: write it on this machine, and "
+                       "%s: what several processes hold cannot be written to a bucket: write it on this machine, and "
                        "upload it",
+                       path);
+    }
+    if (path && fc_is_remote(path) && options->comm && options->selection.compress) {
+        return fc_fail(err, FC_EUNSUPPORTED,
+                       "%s: several processes cannot write a compressed target to a bucket: let one process do it, or "
+                       "write it on this machine, and upload it",
                        path);
     }
     if (options->resumable && (options->comm || options->own_shards)) {

@@ -196,8 +196,10 @@ static fc_code write_all(const fc_target *target, const char *path, const char *
     fc_conversion m = {.target = target,
                        .comm = options->comm,
                        .leads = fc_ranks_leads(options->comm),
-                       .apart = !options->own_shards && fc_writes_apart(target, options->format, options->comm),
+                       .apart = !options->own_shards &&
+                                fc_writes_apart(target, options->format, options->comm, fc_is_staged(staging)),
                        .move_file = options->own_shards && options->comm ? fc_held_move_file : NULL,
+                       .staging = staging,
                        .writer = {options->format, NULL},
                        .move = {.work = options->work},
                        .report = report};
@@ -234,8 +236,9 @@ out:
     return rc;
 }
 
-/* Writes into the staging path that rank 0 has created. `begun`: how that went. */
-static fc_code fill_staging(const fc_target *target, const char *path, fc_commit *commit,
+/* Writes into the staging path that rank 0 has created. `begun`: how that went. @param joined what the caller ends with
+ * fc_commit_abort after rank 0 has ended `commit` */
+static fc_code fill_staging(const fc_target *target, const char *path, fc_commit *commit, fc_commit **joined,
                             const fc_convert_options *options, fc_convert_report *report, fc_code begun,
                             fc_error *err) {
     const char *staging = commit ? fc_commit_path(commit) : NULL;
@@ -243,6 +246,8 @@ static fc_code fill_staging(const fc_target *target, const char *path, fc_commit
     fc_code mine = begun == FC_OK && !arena ? fc_no_memory(err, NULL) : begun;
     fc_code rc;
     FC_TRY_GOTO(fc_ranks_share_path(options->comm, mine, &staging, arena, err), rc, out);
+    mine = commit ? FC_OK : fc_commit_join(staging, joined, err);
+    FC_TRY_GOTO(fc_ranks_agree(options->comm, mine, err), rc, out);
     FC_TRY_GOTO(write_all(target, path, staging, commit, options, report, err), rc, out);
     FC_TRY_GOTO(fc_progress_count(options->work.progress, 0, err), rc, out);
     rc = fc_checkpoint_unchanged(target->source, err);
@@ -251,23 +256,30 @@ out:
     return rc;
 }
 
+static fc_code finish_commit(fc_commit *commit, const fc_convert_options *options, fc_error *err) {
+    fc_code rc = options->add_files ? options->add_files(options->add_context, fc_commit_path(commit), err) : FC_OK;
+    if (rc != FC_OK) {
+        fc_commit_abort(commit);
+        return rc;
+    }
+    fc_commit_count(commit, options->work.progress);
+    return fc_commit_finish(commit, err);
+}
+
 /* Writes to a staging path. If all ranks succeed, rank 0, which has the commit, moves it to the target path. */
 static fc_code write_staged(const fc_target *target, const char *path, fc_commit *commit,
                             const fc_convert_options *options, fc_convert_report *report, fc_code begun,
                             fc_error *err) {
-    fc_code mine = fill_staging(target, path, commit, options, report, begun, err);
-    fc_code rc;
-    FC_TRY_GOTO(fc_ranks_agree(options->comm, mine, err), rc, failed);
-    if (!commit) {
-        return FC_OK;
+    fc_commit *joined = NULL;
+    fc_code mine = fill_staging(target, path, commit, &joined, options, report, begun, err);
+    fc_code rc = fc_ranks_agree(options->comm, mine, err);
+    if (rc == FC_OK && commit) {
+        rc = finish_commit(commit, options, err);
+    } else {
+        fc_commit_abort(commit);
     }
-    if (options->add_files) {
-        FC_TRY_GOTO(options->add_files(options->add_context, fc_commit_path(commit), err), rc, failed);
-    }
-    fc_commit_count(commit, options->work.progress);
-    return fc_commit_finish(commit, err);
-failed:
-    fc_commit_abort(commit);
+    rc = fc_ranks_agree(options->comm, rc, err);
+    fc_commit_abort(joined);
     return rc;
 }
 
@@ -284,6 +296,19 @@ static fc_code check_descriptors(const char *path, size_t files, fc_error *err) 
                    path, files, (uint64_t)limit.rlim_cur, 2 * files + (size_t)(4 * OTHERS));
 }
 
+/* Several processes cannot write one file in a bucket. */
+static fc_code check_ranks(const fc_target *target, const char *path, const fc_convert_options *options,
+                           fc_error *err) {
+    if (!path || !fc_is_remote(path) || !options->comm || options->comm->size == 1 ||
+        fc_writes_apart(target, options->format, options->comm, true)) {
+        return FC_OK;
+    }
+    return fc_fail(err, FC_EUNSUPPORTED,
+                   "%s: %d processes cannot write %s to a bucket: run one process, without mpirun, or write it on "
+                   "this machine, and upload it",
+                   path, options->comm->size, options->format->name);
+}
+
 /* Rank 0 creates the staging path of the target; the others have none. */
 static fc_code begin_commit(const fc_commit_options *how, bool fits, size_t files, const fc_convert_options *options,
                             const fc_target *target, fc_commit **out, fc_error *err) {
@@ -291,6 +316,7 @@ static fc_code begin_commit(const fc_commit_options *how, bool fits, size_t file
         return fc_fail(err, FC_ECORRUPT, "%s: the sizes of its tensors overflow", target->source->path);
     }
     FC_TRY(check_descriptors(how->path, files, err));
+    FC_TRY(check_ranks(target, how->path, options, err));
     if (options->dry_run) {
         return how->path ? fc_commit_check(how, err) : FC_OK;
     }
@@ -324,8 +350,7 @@ static fc_code write_target(const fc_target *target, const char *path, const fc_
     if (options->dry_run) {
         return fc_ranks_agree(options->comm, begun, err);
     }
-    fc_code written = write_staged(target, path, commit, options, report, begun, err);
-    FC_TRY(fc_ranks_agree(options->comm, written, err));
+    FC_TRY(write_staged(target, path, commit, options, report, begun, err));
     if (commit) {
         fc_seal_forget(path);
     }

@@ -1,12 +1,14 @@
 /*
  * Writes a sharded target from several processes without a communicator. See shards.h. A rank's notes are what the
- * writer keeps of its files, then for each value the sum of what was written and whether the writer wrote it itself.
+ * writer keeps of its files, then for each value the sum of what was written and whether the writer wrote it itself,
+ * and then what fc_staged_tell says of files in a bucket.
  */
 #include "fsdpckpt/shards.h"
 
 #include "checkpoint/memory_data.h"
 #include "fsdpckpt/select.h"
 #include "fsdpckpt/try.h"
+#include "io/staged_objects.h"
 #include "move/file.h"
 #include "move/write_files.h"
 
@@ -136,6 +138,7 @@ fc_code fc_shards_write(const fc_shards *shards, uint32_t rank, const fc_work_op
         FC_TRY_GOTO(fc_notes_add(&notes, &none, sizeof none) ? FC_OK : fc_no_memory(err, NULL), rc, out);
     }
     FC_TRY_GOTO(add_sums(&a, &notes, err), rc, out);
+    FC_TRY_GOTO(fc_staged_tell(shards->staging, false, &notes, err), rc, out);
     *out = notes.data;
     *size = notes.size;
     notes.data = NULL;
@@ -145,14 +148,15 @@ out:
     return rc;
 }
 
-static fc_code add_rank(apart *a, const unsigned char *notes, size_t size, fc_error *err) {
+static fc_code add_rank(apart *a, const char *staging, const unsigned char *notes, size_t size, fc_error *err) {
     const fc_format_writer *writer = &a->m.writer.format->writer;
     const size_t count = a->target.ntensors, sums = count * (sizeof *a->m.move.digests + sizeof *a->m.unmoved);
     uint64_t length = 0;
     if (size >= sizeof length) {
         memcpy(&length, notes, sizeof length);
     }
-    if (size < sizeof length + sums || length != size - sizeof length - sums) {
+    const size_t rest = size < sizeof length + sums ? 0 : size - sizeof length - sums;
+    if (size < sizeof length + sums || length > rest || (length < rest && !fc_is_staged(staging))) {
         return fc_fail(err, FC_EUSAGE, "the notes of a rank are those of other values");
     }
     notes += sizeof length;
@@ -164,7 +168,7 @@ static fc_code add_rank(apart *a, const unsigned char *notes, size_t size, fc_er
         a->m.move.digests[i] ^= sum;
         a->m.unmoved[i] |= notes[count * sizeof sum + i] != 0;
     }
-    return FC_OK;
+    return length < rest ? fc_staged_adopt(staging, notes + sums, rest - (size_t)length, err) : FC_OK;
 }
 
 fc_code fc_shards_finish(const fc_shards *shards, const void *const *notes, const size_t *sizes, size_t count,
@@ -173,7 +177,7 @@ fc_code fc_shards_finish(const fc_shards *shards, const void *const *notes, cons
     fc_code rc;
     FC_TRY_GOTO(begin_shards(shards, NULL, &a, err), rc, out);
     for (size_t i = 0; i < count; i++) {
-        FC_TRY_GOTO(add_rank(&a, notes[i], sizes[i], err), rc, out);
+        FC_TRY_GOTO(add_rank(&a, shards->staging, notes[i], sizes[i], err), rc, out);
     }
     FC_TRY_GOTO(fc_finish_digests(&a.m, err), rc, out);
     rc = shards->format->writer.finish(&a.m.writer, a.m.move.digests, err);

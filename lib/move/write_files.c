@@ -140,9 +140,9 @@ out:
 
 /* ---- apart ---- */
 
-bool fc_writes_apart(const fc_target *target, const fc_format *format, const fc_comm *comm) {
+bool fc_writes_apart(const fc_target *target, const fc_format *format, const fc_comm *comm, bool in_bucket) {
     return comm && comm->size > 1 && format->writer.notes && !target->compress &&
-           fc_mesh_ranks(target->mesh) >= FILES_PER_RANK * (int64_t)comm->size;
+           (in_bucket || fc_mesh_ranks(target->mesh) >= FILES_PER_RANK * (int64_t)comm->size);
 }
 
 /* Adds what the writer keeps of the file that it has finished: the number of bytes, and the bytes. */
@@ -167,6 +167,30 @@ fc_code fc_write_noted(fc_conversion *m, uint32_t rank, fc_notes *notes, fc_erro
     return take_notes(m, notes, err);
 }
 
+/* Gives rank 0, which has begun a target in a bucket, the files that the others have written since the last time. */
+static fc_code share_staged(fc_conversion *m, fc_error *err) {
+    fc_notes told = {NULL, 0, 0};
+    unsigned char *all = NULL;
+    size_t *at = NULL;
+    uint64_t length = 0;
+    fc_code rc = fc_notes_add(&told, &length, sizeof length) ? FC_OK : fc_no_memory(err, NULL);
+    rc = rc == FC_OK ? fc_staged_tell(m->staging, true, &told, err) : rc;
+    FC_TRY_GOTO(fc_ranks_agree(m->comm, rc, err), rc, out);
+    length = told.size - sizeof length;
+    memcpy(told.data, &length, sizeof length);
+    FC_TRY_GOTO(fc_ranks_gather_bytes(m->comm, told.data, told.size, &all, &at, err), rc, out);
+    for (int rank = 1; rank < m->comm->size && m->leads && rc == FC_OK; rank++) {
+        memcpy(&length, all + at[rank], sizeof length);
+        rc = fc_staged_adopt(m->staging, all + at[rank] + sizeof length, (size_t)length, err);
+    }
+    rc = fc_ranks_agree(m->comm, rc, err);
+out:
+    free(told.data);
+    free(all);
+    free(at);
+    return rc;
+}
+
 /* Writes every n-th file. The ranks agree after each, so that no rank works on for long after another has failed. */
 static fc_code write_own(fc_conversion *m, fc_notes *notes, fc_error *err) {
     const int64_t ranks = fc_mesh_ranks(m->target->mesh);
@@ -178,6 +202,7 @@ static fc_code write_own(fc_conversion *m, fc_notes *notes, fc_error *err) {
         const int64_t rank = first + m->comm->rank;
         fc_code rc = rank < ranks ? fc_write_noted(&alone, (uint32_t)rank, notes, err) : FC_OK;
         FC_TRY(fc_ranks_agree(m->comm, rc, err));
+        FC_TRY(fc_is_staged(m->staging) ? share_staged(m, err) : FC_OK);
     }
     return FC_OK;
 }

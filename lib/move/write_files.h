@@ -16,6 +16,7 @@ typedef struct fc_conversion {
     bool apart;       /**< each rank writes whole files, on its own */
     uint64_t *movers; /**< with own_shards: for each chunk of the source, the rank that moves it (held.h). Else NULL */
     size_t *first_chunks; /**< with movers: for each tensor of the source, the index of its first chunk */
+    const char *staging;  /**< where the target is written */
     fc_writer writer;     /**< of rank 0; of every rank if they write files apart */
     fc_move_options move;
     fc_convert_report *report;
@@ -30,8 +31,9 @@ static inline bool fc_has_writer(const fc_conversion *m) {
     return m->leads || m->apart;
 }
 
-/** Whether the ranks write whole files apart. If there are few files, they write each together. */
-bool fc_writes_apart(const fc_target *target, const fc_format *format, const fc_comm *comm);
+/** Whether the ranks write whole files apart. If there are few files, they write each together, but never in a bucket,
+ * where the processes cannot share a file. */
+bool fc_writes_apart(const fc_target *target, const fc_format *format, const fc_comm *comm, bool in_bucket);
 
 /** Writes the files of one rank on its own, and adds what the writer keeps of them: the number of bytes, and the bytes.
  */

@@ -10,7 +10,7 @@
 #include <stdint.h>
 
 /** The version of this interface and of wire.h. */
-enum { FC_NET_ABI = 6 };
+enum { FC_NET_ABI = 7 };
 
 #define FC_NET_SYMBOL fc_net_module_table
 #define FC_NET_SYMBOL_NAME "fc_net_module_table"

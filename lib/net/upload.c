@@ -9,6 +9,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -142,6 +143,52 @@ fc_code fc_upload_continue(const char *name, uint64_t run, const char *id, uint6
     request.part = count;
     request.run = run;
     return open_upload(name, &request, sizes, count * sizeof *sizes, out, err);
+}
+
+fc_code fc_upload_ticket(const fc_upload *u, unsigned parts, char **ticket, size_t *size, fc_error *err) {
+    const fc_net_request request = {.kind = FC_NET_TICKET, .part = parts, .length = FC_NET_MOST_TICKET};
+    fc_exchange x = {.name = u->name, .size = FC_NET_MOST_TICKET};
+    unsigned char *bytes = malloc(FC_NET_MOST_TICKET);
+    fc_code rc;
+    FC_NEED(bytes, err, u->name);
+    x.buffer = bytes;
+    FC_TRY_GOTO(fc_fetcher_get(&x.fetcher, err), rc, out);
+    FC_TRY_GOTO(fc_exchange_ask(&x, u->socket, &request, -1, err), rc, out);
+    *size = (size_t)(x.buffer - bytes);
+    char *fitting = realloc(bytes, *size + 1);
+    *ticket = fitting ? fitting : (char *)bytes;
+    bytes = NULL;
+out:
+    free(bytes);
+    return rc;
+}
+
+/* Lets the fetcher read a ticket. */
+static fc_code take_ticket(const fc_upload *u, const char *ticket, size_t size, unsigned parts, fc_error *err) {
+    const fc_net_request request = {.kind = FC_NET_TAKE, .part = parts, .length = size};
+    const int fd = memfd_create("fsdpckpt-ticket", MFD_CLOEXEC);
+    if (fd < 0) {
+        return fc_fail_errno(err, errno, "%s: a file for its parts cannot be made", u->name);
+    }
+    fc_code rc = pwrite(fd, ticket, size, 0) == (ssize_t)size ? ask_upload(u, &request, fd, err)
+                                                              : fc_fail_errno(err, errno, "%s: no memory", u->name);
+    close(fd);
+    return rc;
+}
+
+fc_code fc_upload_adopt(const char *name, uint64_t run, const char *ticket, size_t size, unsigned parts,
+                        fc_upload **out, fc_error *err) {
+    *out = NULL;
+    FC_TRY(check_object(name, err));
+    fc_net_request request = fc_exchange_request(FC_NET_ADOPT, name);
+    request.run = run;
+    FC_TRY(open_upload(name, &request, NULL, 0, out, err));
+    const fc_code rc = take_ticket(*out, ticket, size, parts, err);
+    if (rc != FC_OK) {
+        forget(*out);
+        *out = NULL;
+    }
+    return rc;
 }
 
 fc_code fc_upload_part(fc_upload *u, int fd, uint64_t offset, uint64_t size, unsigned part, fc_error *err) {

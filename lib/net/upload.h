@@ -57,6 +57,19 @@ void fc_upload_abort(fc_upload *u, int *patience);
 /** Frees an upload that has an ID, and keeps what was sent for the process that continues it. @param u may be NULL */
 void fc_upload_leave(fc_upload *u);
 
+/**
+ * Makes the ticket of an upload whose parts 1 to `parts` are sent. With it, another process makes the upload also its
+ * own. Then each of the two may complete or abort it, and the first one does. So this process keeps the upload until
+ * the other one has completed it, and then aborts it, which does nothing any more.
+ * @param ticket receives the bytes, malloc'ed
+ */
+fc_code fc_upload_ticket(const fc_upload *u, unsigned parts, char **ticket, size_t *size, fc_error *err);
+
+/** Makes the upload of the object `name` that another process has begun, with `run`, also one of this process.
+ * @param out owned by the caller, who completes or aborts it */
+fc_code fc_upload_adopt(const char *name, uint64_t run, const char *ticket, size_t size, unsigned parts,
+                        fc_upload **out, fc_error *err);
+
 /** Writes a whole object in one request, the first `size` bytes of `fd`. */
 fc_code fc_upload_whole(const char *name, uint64_t run, int fd, uint64_t size, bool only_new, fc_error *err);
 

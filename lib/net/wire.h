@@ -8,7 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { FC_NET_MOST_NAME = 4095, FC_NET_MOST_TEXT = 1023, FC_NET_MOST_ID = 2048 };
+enum { FC_NET_MOST_NAME = 4095, FC_NET_MOST_TEXT = 1023, FC_NET_MOST_ID = 2048, FC_NET_MOST_TICKET = 4 << 20 };
 
 typedef enum fc_net_request_kind {
     FC_NET_STAT = 1, /**< name, or an open file: answered with FC_NET_DONE or FC_NET_MISSING */
@@ -33,7 +33,13 @@ typedef enum fc_net_request_kind {
     FC_NET_ABORT,    /**< of an upload */
     FC_NET_WHOLE,    /**< name; the message also has the file, of `length` bytes; `flag` as above */
     FC_NET_DELETE,   /**< name; with `run`, FC_NET_EXISTS if the object is not of that run, and stays */
-    FC_NET_CLEAR     /**< name; `flag`: it is a folder. `size` of the answer says how many uploads were aborted */
+    FC_NET_CLEAR,    /**< name; `flag`: it is a folder. `size` of the answer says how many uploads were aborted */
+    FC_NET_TICKET,   /**< of an upload: FC_NET_DATA, at most `length` bytes, for FC_NET_TAKE in another process; then
+                          FC_NET_DONE. It has the parts 1 to `part` */
+    FC_NET_ADOPT,    /**< name; the message also has the fetcher's end of the socket of an upload that another process
+                          has begun. FC_NET_TAKE must follow */
+    FC_NET_TAKE      /**< of an adopted upload: its ticket is the `length` bytes of the file in the message, with `part`
+                          parts */
 } fc_net_request_kind;
 
 typedef struct fc_net_request {

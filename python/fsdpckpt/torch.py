@@ -75,10 +75,11 @@ class _Written(NamedTuple):
 class HDF5Writer(StorageWriter):
     """Writes the sharded layout of docs/HDF5_SCHEMA.md: one file per rank, and index.h5.
 
-    The checkpoint appears under its name when it is complete and on disk. All ranks need the same file system.
+    The checkpoint appears under its name when it is complete and on disk. All ranks need the same file system, or a
+    bucket: each rank sends its file there, and rank 0 makes all of them visible.
 
     Args:
-        path: the directory to make
+        path: the directory to make, or its name in a bucket (s3://, gs://)
         force: replace an existing checkpoint
         jobs: number of worker threads per rank (default: enough to keep the processors and the disk busy)
     """
@@ -92,13 +93,15 @@ class HDF5Writer(StorageWriter):
         self._format = "h5"
         self._trust_objects = False
         self._paths: dict[str, tuple[Element, ...]] | None = None
+        self._target: str | None = None  # the last one that was begun
         self._begin()
 
     def _begin(self) -> None:
         self._coordinates = False
         self._chunks = NamedChunks()
         self._apart: int | None = None  # the rank, if each has a checkpoint of its own
-        self._staging: _native.Staging | None = None
+        self._staging: _native.Staging | None = None  # of rank 0; in a bucket of each rank
+        self._busy = False
         self._job: Job | None = None
         self._late: tuple[SavePlan, Resolver] | None = None
         self._objects: dict[str, bytes] = {}
@@ -180,9 +183,9 @@ class HDF5Writer(StorageWriter):
                 f"{path}: the chunks of {', '.join(sorted(split))} are not the shards of a mesh: each is stored as a tensor "
                 "of its own; HDF5Reader joins them, the commands do not"
             )
-        _make_parents(path, len(plans))
-        self._staging = _native.Staging(path, self._format, force=self.force, bytes=held.bytes)
-        weakref.finalize(self, self._staging.abort)
+        _make_parents(path)
+        self._begin_target(path, bytes=held.bytes)
+        assert self._staging is not None
         job = Job(path, self._staging.path(), self._format, mesh, held.values, layout, self._trust_objects)
         self._job = job
         items, late = held.assign(stored)
@@ -197,9 +200,30 @@ class HDF5Writer(StorageWriter):
             for rank, plan in enumerate(plans)
         ]
 
+    def _begin_target(self, path: str, *, bytes: int = 0, joined: str | None = None) -> None:
+        """Begins the target, or joins the one that rank 0 has begun. After a failure on another rank, this one may still
+        have what it made then. Two in one bucket would be the same, so that one is given up."""
+        for other in list(_WRITERS):
+            if other is not self and other._target == path and not other._busy and _in_bucket(path):
+                other._abort()
+        self._staging = _native.Staging(path, self._format, force=self.force, bytes=bytes, joined=joined)
+        self._target = path
+        _WRITERS.add(self)
+        weakref.finalize(self, self._staging.abort)
+
     # ---- writing ----
 
     def write_data(self, plan: SavePlan, planner: AnyPlanner) -> Future[list[WriteResult]]:
+        self._busy = True
+        try:
+            return self._write_data(plan, planner)
+        except BaseException:
+            self._abort()
+            raise
+        finally:
+            self._busy = False
+
+    def _write_data(self, plan: SavePlan, planner: AnyPlanner) -> Future[list[WriteResult]]:
         task: _Task = plan.storage_data
         if task.apart:
             _drop_plans_of_others(every=False)  # the planner has just cached this one, and FileSystemWriter would use it
@@ -207,6 +231,10 @@ class HDF5Writer(StorageWriter):
         self._chunks = task.chunks
         objects = {item.index.fqn: _object(item, resolver) for item in plan.items if item.type == WriteItemType.BYTE_IO}
         job = self._job or Job.unpacked(task.job)
+        if self._staging is None and self._coordinates:
+            raise UsageError(f"{job.path}: another save to it has begun in this process")
+        if self._staging is None and _in_bucket(job.path):
+            self._begin_target(job.path, joined=job.staging)
         notes = b""
         if task.late:
             self._late = (plan, resolver)
@@ -221,7 +249,9 @@ class HDF5Writer(StorageWriter):
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         job, staging = self._job, self._staging
-        assert job is not None and staging is not None
+        if job is None or staging is None:
+            raise UsageError(f"{self.path}: another save to it has begun in this process")
+        self._busy = True
         written: list[_Written] = sorted(result.storage_data for row in results for result in row)
         try:
             _check_complete(job, metadata, written, self._chunks)
@@ -244,11 +274,16 @@ class HDF5Writer(StorageWriter):
         self._begin()
 
 
-def _make_parents(path: str, ranks: int) -> None:
+_WRITERS: weakref.WeakSet[HDF5Writer] = weakref.WeakSet()  # that have begun a target
+
+
+def _in_bucket(path: str) -> bool:
+    return path.startswith(("s3://", "gs://"))
+
+
+def _make_parents(path: str) -> None:
     """Makes the directories above a checkpoint, as FileSystemWriter does. Buckets have none."""
-    if path.startswith(("s3://", "gs://")) and ranks > 1:
-        raise UsageError(f"{path}: {ranks} ranks cannot write to a bucket together: save to a directory, and reshard that to the bucket")
-    if path.startswith(("s3://", "gs://")):
+    if _in_bucket(path):
         return
     if "://" in path:
         raise UsageError(f"{path}: is the address of a remote storage: name a directory of a file system")

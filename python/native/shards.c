@@ -327,12 +327,12 @@ typedef struct staging_object {
 } staging_object;
 
 static int staging_init(PyObject *object, PyObject *args, PyObject *keywords) {
-    static char *names[] = {"path", "format", "force", "bytes", NULL};
+    static char *names[] = {"path", "format", "force", "bytes", "joined", NULL};
     staging_object *self = (staging_object *)object;
     fc_commit_options how = {
         .is_directory = true, .keep_others = true, .is_own_file = fc_is_own_file, .reporter = native_reporter()};
     PyObject *path = NULL;
-    const char *name;
+    const char *name, *joined = NULL;
     unsigned long long bytes = 0;
     int force = 0;
     fc_error err = {.code = FC_OK};
@@ -340,8 +340,8 @@ static int staging_init(PyObject *object, PyObject *args, PyObject *keywords) {
         PyErr_SetString(PyExc_RuntimeError, "the staging directory exists already");
         return -1;
     }
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O&s|$pK", names, PyUnicode_FSConverter, &path, &name, &force,
-                                     &bytes)) {
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O&s|$pKz", names, PyUnicode_FSConverter, &path, &name, &force,
+                                     &bytes, &joined)) {
         return -1;
     }
     const fc_format *format = fc_format_find(name);
@@ -355,7 +355,8 @@ static int staging_init(PyObject *object, PyObject *args, PyObject *keywords) {
     how.force = force != 0;
     how.bytes = bytes;
     fc_code rc;
-    Py_BEGIN_ALLOW_THREADS rc = fc_commit_begin(&how, &self->commit, &err);
+    Py_BEGIN_ALLOW_THREADS rc =
+        joined ? fc_commit_join(joined, &self->commit, &err) : fc_commit_begin(&how, &self->commit, &err);
     Py_END_ALLOW_THREADS return rc == FC_OK ? 0 : (native_raise(&err), -1);
 }
 
@@ -402,12 +403,14 @@ static void staging_dealloc(PyObject *object) {
 static PyMethodDef methods[] = {
     {"path", staging_path, METH_NOARGS, "The directory to write to; None after the end."},
     {"finish", staging_finish, METH_NOARGS, "Syncs everything and renames it to the target."},
-    {"abort", staging_abort, METH_NOARGS, "Removes it."},
+    {"abort", staging_abort, METH_NOARGS, "Removes it, or ends what `joined` has begun."},
     {NULL, NULL, 0, NULL},
 };
 
 static PyType_Slot slots[] = {
-    {Py_tp_doc, "The directory in which a sharded checkpoint is made. It is removed unless it is finished."},
+    {Py_tp_doc,
+     "The directory in which a sharded checkpoint is made. It is removed unless it is finished. `joined` is the "
+     "path() of another process, if that one has begun it."},
     {Py_tp_init, staging_init},
     {Py_tp_dealloc, staging_dealloc},
     {Py_tp_methods, methods},

@@ -386,7 +386,7 @@ class Marked(Targets):
 
     def test_a_mark_that_is_none(self):
         self.clear()
-        for text in (b"new\n__0_0.distcp\n", b"new 12\nx\n", b"new 0000000000000000\nx\n", b"new 00000000000000ab\n../x\n", b"other"):
+        for text in (b"new\n__0_0.distcp\n", b"new\n12 x\n", b"new\n0000000000000000 x\n", b"new\n00000000000000ab ../x\n", b"other"):
             self.s3.put(PREFIX + "/" + MARK, text)
             self.assertIn("is not a list of names: look at it", self.command(*self.convert, status=3))
             self.assertEqual(self.objects(), {"/" + MARK: summary(text)})

@@ -18,6 +18,8 @@ import zlib
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "cli"))
 import harness  # noqa: E402
+import net_server  # noqa: E402
+import s3_server  # noqa: E402
 
 LAUNCH = os.environ["FSDPCKPT_LAUNCH"]
 ELEMENTS = 3_000_017  # of a float32 tensor: 12 MB, cut unevenly by anything
@@ -294,6 +296,47 @@ class Convert(harness.Case):
         shutil.rmtree(self.path("disk1", "ckpt"))
         self.check_fails(4, self.local_job(2, *args), "rank 1: ckpt: cannot be listed")
         self.assertEqual(self.listing(), ["disk0", "disk1"])
+
+    def test_bucket(self):
+        """Each rank sends whole files, and rank 0 makes all of them visible. What a rank sent is aborted if one of them dies."""
+        bucket = s3_server.S3({}, least_part=5 << 20)
+        server = net_server.start(bucket.files, None, bucket)
+        self.addCleanup(server.server_close)
+        self.addCleanup(server.shutdown)
+        env = {"AWS_ENDPOINT_URL": server.name, "AWS_ACCESS_KEY_ID": s3_server.KEY, "AWS_SECRET_ACCESS_KEY": s3_server.SECRET,
+               "AWS_SESSION_TOKEN": s3_server.TOKEN, "AWS_REGION": s3_server.REGION, "FSDPCKPT_NET_PACE": "1"}
+        if not os.path.exists(os.path.join(os.path.dirname(harness.BINARY), "libfsdpckpt-net.so")):
+            self.skipTest("the build has no libcurl")
+        source, train = self.large(), harness.corpus("dcp-torch2.15.0-train")
+
+        def save(ranks, *args, **more):
+            return self.job(ranks, args[0], args[1], "-o", "s3://models/t", "-q", *args[2:], env={**env, **more})
+
+        for ranks, args in ((3, ("reshard", source, "--to", "h5", "--dp", "2")), (2, ("reshard", train, "--to", "dcp", "--dp", "5")),
+                            (2, ("reshard", source, "--to", "safetensors", "--dp", "2")), (2, ("reshard", train, "--to", "pt", "--dp", "3"))):
+            bucket.objects.clear()
+            bucket.files.clear()
+            p = save(ranks, *args)
+            self.assertEqual((p.returncode, harness.unexpected(p.stderr)), (0, []), args)
+            self.ok(args[0], args[1], "-o", "alone", "-q", *args[2:])
+            self.assertTrue({key[2:]: data for key, data in bucket.objects.items()} == snapshot(self.path("alone")), args)
+            self.assertEqual((bucket.uploads, bucket.wrong), ({}, []))
+            shutil.rmtree(self.path("alone"))
+        self.assertEqual(self.job(2, "consolidate", source, "-o", "s3://models/one.h5", "-q", env=env).returncode, 0)
+        self.ok("consolidate", source, "-o", "one.h5", "-q")
+        with open(self.path("one.h5"), "rb") as f:
+            self.assertTrue(bucket.objects["one.h5"] == f.read())
+        self.check_fails(2, save(2, "reshard", source, "--to", "h5", "--dp", "2"), "s3://models/t: exists")
+        before = dict(bucket.objects)
+        p = save(2, "consolidate", source, "--to", "accelerate", "--rename", "s/^/model./", "--force")
+        self.check_fails(5, p, "s3://models/t: 2 processes cannot write accelerate to a bucket: run one process, without mpirun")
+        for rank in (1, 0):
+            kill = {**harness.preload(os.environ["FSDPCKPT_DYING"]), "DYING_RANK": str(rank), "DYING_AT": "2"}
+            self.assertNotEqual(save(2, "reshard", source, "--to", "h5", "--dp", "2", "--force", **kill).returncode, 0)
+            self.assertEqual(bucket.objects, before)
+        bucket.uploads["lost"] = s3_server.Upload("t/shard-00001-of-00002.h5", None)
+        self.assertEqual(save(2, "reshard", source, "--to", "safetensors", "--dp", "2", "--force").returncode, 0)
+        self.assertEqual(bucket.uploads, {})
 
     def test_alone(self):
         """--comm mpi without mpirun is a job of one rank. With --comm none under mpirun, each rank is a job of its own."""

@@ -109,6 +109,15 @@ fc_code fc_commit_begin(const fc_commit_options *how, fc_commit **out, fc_error 
  */
 fc_code fc_commit_scratch(const char *target, fc_commit **out, fc_error *err);
 
+/**
+ * Lets this process write files of a target that another one has begun. Only a target in a bucket needs that: each
+ * process sends its own files, and the one that has begun the target makes all of them visible (fsdpckpt/shards.h).
+ * @param path what fc_commit_path returned in the other process
+ * @param out is ended with fc_commit_abort, when the other process has ended its own: then this aborts only what is not
+ * visible. NULL: there is nothing to end, because the target is on this machine or was begun in this process
+ */
+fc_code fc_commit_join(const char *path, fc_commit **out, fc_error *err);
+
 /** Returns the path to write to: a file that does not exist yet, or an existing empty directory. */
 const char *fc_commit_path(const fc_commit *commit);
 

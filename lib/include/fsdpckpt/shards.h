@@ -12,7 +12,7 @@ FC_BEGIN_DECLS
 /** What all processes agree on. */
 typedef struct fc_shards {
     const fc_format *format;
-    const char *staging; /**< an existing directory; use fc_commit_begin */
+    const char *staging; /**< an existing directory; use fc_commit_begin, and fc_commit_join in the other processes */
     /** All values, with a recorded layout (fc_memory_set_layout). A rank needs only its own chunks with data, and
      *  the process that writes the index needs the data of objects. */
     const fc_checkpoint *source;

@@ -29,6 +29,7 @@ enum {
     FRESH_MS = 1000,        /* a name that is given twice within this time is asked for once */
     MOST_AHEAD = 256,       /* files that are opened before they are asked for */
     MOST_PARTS = 10000,     /* of an upload */
+    MOST_ID = 2048,         /* bytes of its ID */
     MOST_ANSWER = 64 << 10, /* bytes that a server says about what is written, except lists */
     MD5_BYTES = 16,
     RUN_DIGITS = 16,
@@ -387,6 +388,14 @@ void upload_take_parts(fetcher *f, transfer *t);
    has gone */
 bool upload_tell(fetcher *f, const transfer *t);
 
+/* ---- tickets.c ---- */
+
+/* Answers with the ticket of an upload. */
+void ticket_write(fetcher *f, const upload *u, const fc_net_request *request, int answer);
+/* An upload that another process has begun; ticket_take says which. Owns the sockets. */
+void upload_adopt(fetcher *f, const fc_net_request *request, int answer, int socket);
+void ticket_take(fetcher *f, upload *u, const fc_net_request *request, int answer, int file);
+
 /* ---- uploads.c ---- */
 
 /* Keeps the ETag of a part, which it owns from then on. @return false: out of memory */
@@ -396,6 +405,8 @@ bool upload_keep_part(upload *u, unsigned part, char *etag, uint64_t size);
 void upload_judge(fetcher *f, transfer *t);
 /* A transfer that writes has ended, with t->error or with success: tells the caller. */
 void upload_ended(fetcher *f, transfer *t);
+/* Makes room for a part. @return false: out of memory */
+bool upload_make_room(upload *u, unsigned part);
 
 /* ---- md5.c ---- */
 

@@ -214,11 +214,12 @@ static void clear(fetcher *f, const fc_net_request *request, int answer) {
 void upload_request(fetcher *f, const fc_net_request *request, int answer, int extra) {
     fc_error error;
     const bool begins = request->kind == FC_NET_BEGIN || request->kind == FC_NET_CONTINUE;
+    const bool needs_extra = begins || request->kind == FC_NET_WHOLE || request->kind == FC_NET_ADOPT;
     const char *id = request->kind == FC_NET_CONTINUE ? id_of(request) : NULL;
     if (name_is_refused(f, request->name, &error)) {
         refuse(f, answer, &error);
         close_any(extra);
-    } else if ((begins || request->kind == FC_NET_WHOLE) != (extra >= 0) || (request->kind == FC_NET_CONTINUE && !id)) {
+    } else if (needs_extra != (extra >= 0) || (request->kind == FC_NET_CONTINUE && !id)) {
         close(answer);
         close_any(extra);
     } else if (begins) {
@@ -229,6 +230,8 @@ void upload_request(fetcher *f, const fc_net_request *request, int answer, int e
         delete_object(f, request, answer);
     } else if (request->kind == FC_NET_CLEAR) {
         clear(f, request, answer);
+    } else if (request->kind == FC_NET_ADOPT) {
+        upload_adopt(f, request, answer, extra);
     } else {
         close(answer);
     }
@@ -339,13 +342,18 @@ void upload_request_of(fetcher *f, upload *u, const fc_net_request *request, int
         send_part(f, u, request, answer, extra);
         return;
     }
+    if (request->kind == FC_NET_TAKE) {
+        ticket_take(f, u, request, answer, extra);
+    }
     close_any(extra);
     if (request->kind == FC_NET_COMPLETE) {
         complete(f, u, request, answer);
     } else if (request->kind == FC_NET_ABORT) {
         drop_transfers(f, u); /* a part that came after the abort would stay */
         abort_upload(f, u, answer);
-    } else {
+    } else if (request->kind == FC_NET_TICKET) {
+        ticket_write(f, u, request, answer);
+    } else if (request->kind != FC_NET_TAKE) {
         close(answer);
     }
 }

@@ -9,7 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { MOST_CODE = 64, MOST_ID = FC_NET_MOST_ID };
+enum { MOST_CODE = 64 };
 
 /* ---- errors ---- */
 
@@ -134,7 +134,7 @@ static void take_id(fetcher *f, transfer *t) {
     transfer_end(f, t);
 }
 
-static bool make_room(upload *u, unsigned part) {
+bool upload_make_room(upload *u, unsigned part) {
     if (part <= u->capacity) {
         return true;
     }
@@ -150,7 +150,7 @@ static bool make_room(upload *u, unsigned part) {
 }
 
 bool upload_keep_part(upload *u, unsigned part, char *etag, uint64_t size) {
-    if (!etag || !make_room(u, part)) {
+    if (!etag || !upload_make_room(u, part)) {
         free(etag);
         return false;
     }
