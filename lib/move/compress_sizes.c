@@ -48,10 +48,10 @@ fc_code fc_compress_divide(uint64_t memory, uint64_t parts, int threads, fc_comp
               workers = wanted < FC_MOST_THREADS ? wanted : FC_MOST_THREADS;
     const uint64_t each = fc_source_overhead() + FC_SCRATCH_BYTES + fc_deflater_size() + fc_compress_read_size(s) +
                           (s->casts ? s->chunk : 0) + s->chunk;
-    const uint64_t mine = s->decodes ? memory / 5 * 2 : memory / 4 * 3;
+    const uint64_t of = s->decodes ? 5 : 4, share = s->decodes ? 2 : 3, mine = memory / of * share;
     const uint64_t least = each + 2 * s->chunk;
     if (least > mine) {
-        const uint64_t needed = least * (s->decodes ? 5 : 4) / (s->decodes ? 2 : 3) + 1;
+        const uint64_t needed = (least + share - 1) / share * of;
         fc_code rc =
             fc_fail(err, FC_EUSAGE, "compression needs %" PRIu64 " bytes of memory, but only %" PRIu64 " are allowed",
                     parts > 0 ? 2 * needed : needed, parts > 0 ? 2 * memory : memory);

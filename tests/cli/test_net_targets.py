@@ -5,6 +5,7 @@ that fails or is killed at any request leaves nothing that is visible or paid fo
 import glob
 import hashlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -415,6 +416,10 @@ class Marked(Targets):
 
     def test_little_memory_and_few_files(self):
         self.command("consolidate", self.convert[1], "-o", TARGET + ".pt", "--memory", "1MiB", "-q")
+        for target in (TARGET, os.path.join(self.dir, "7")):  # what it asks for suffices
+            compress = ["consolidate", self.convert[1], "--compress", "1", "-q", "-o", target + ".h5", "--memory"]
+            needed = re.search(r"needs (\d+) bytes", self.command(*compress, "2MiB", status=2))[1]
+            self.command(*compress, needed)
         limit = ["sh", "-c", 'ulimit -n 256; exec "$@"', "sh"]
         run = subprocess.run([*limit, BINARY, "reshard", self.convert[1], "-o", TARGET + "x", "--to", "dcp", "--dp", "600"],
                              env=self.environment(), capture_output=True, text=True, timeout=HANG, check=False)
