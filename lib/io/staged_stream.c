@@ -43,8 +43,8 @@ fc_code fc_staged_stream_new(const char *path, uint64_t most_header, fc_staged_s
 }
 
 void fc_staged_stream_free(fc_staged_stream *s) {
+    int patience = FC_UPLOAD_PATIENCE;
     if (s) {
-        int patience = FC_UPLOAD_PATIENCE;
         fc_upload_abort(s->upload, &patience);
         if (s->fd >= 0) {
             close(s->fd);
