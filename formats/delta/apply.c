@@ -6,6 +6,7 @@
  */
 #include "codec/zstd.h"
 #include "delta/decode.h"
+#include "delta/heads.h"
 #include "delta/record.h"
 #include "delta/round.h"
 #include "delta/stage.h"
@@ -66,6 +67,7 @@ static fc_code find_chain(applier *a, fc_error *err) {
 /* Compares the deltas with the model that they are applied to, in the folder `path`. */
 static fc_code read_model(applier *a, const char *path, fc_error *err) {
     FC_TRY(fc_sync_model_read(a->arena, path, &a->model, err));
+    fc_delta_heads_read(a->chain, a->count);
     for (size_t k = 0; k < a->count; k++) {
         FC_TRY(fc_delta_fits(&a->model, a->chain[k], &a->chain[k]->window, err));
     }

@@ -11,6 +11,7 @@
 #include "codec/zstd.h"
 #include "fsdpckpt/try.h"
 #include "io/file.h"
+#include "net/remote.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -18,7 +19,7 @@
 #include <strings.h>
 #include <unistd.h>
 
-enum { INPUT = 64 << 10, BLOCK = 64 << 10, POSITION = 4, STREAMS = 2, FRAME_HEADER = 18 };
+enum { INPUT = 64 << 10, BLOCK = 64 << 10, POSITION = 4, STREAMS = 2 };
 
 /* One pass over a frame. */
 typedef struct stream {
@@ -51,7 +52,7 @@ static fc_code frame_fail(const fc_delta_decoder *d, const char *what, fc_error 
     return fc_fail(err, FC_ECORRUPT, "%s: tensor %.256s: %s", d->path, d->tensor->name, what);
 }
 
-static fc_code stream_begin(stream **out, const fc_delta_tensor *tensor, fc_error *err) {
+static fc_code stream_begin(const fc_delta_decoder *d, stream **out, const fc_delta_tensor *tensor, fc_error *err) {
     stream *s = *out;
     if (!s) {
         s = *out = calloc(1, sizeof *s);
@@ -63,6 +64,9 @@ static fc_code stream_begin(stream **out, const fc_delta_tensor *tensor, fc_erro
     s->end = tensor->offset + tensor->size;
     s->taken = s->filled = 0;
     s->finished = false;
+    if (fc_is_remote(tensor->path)) { /* one request for the frame instead of one for each piece */
+        fc_remote_ahead(d->fd, tensor->size, tensor->offset);
+    }
     return FC_OK;
 }
 
@@ -165,16 +169,25 @@ static fc_code open_delta_file(fc_delta_decoder *d, const char *path, fc_error *
     return fc_open_input(path, &d->fd, &size, err);
 }
 
-fc_code fc_delta_window(const fc_delta_tensor *tensor, size_t *window, uint64_t *content, fc_error *err) {
-    unsigned char header[FRAME_HEADER];
-    const size_t some = tensor->size < sizeof header ? (size_t)tensor->size : sizeof header;
+static fc_code read_head(const fc_delta_tensor *tensor, unsigned char head[FC_DELTA_HEAD], size_t some, fc_error *err) {
     uint64_t size;
     int fd;
+    if (tensor->head_size == some) {
+        memcpy(head, tensor->head, some);
+        return FC_OK;
+    }
     FC_TRY(fc_open_input(tensor->path, &fd, &size, err));
-    const fc_code rc = fc_pread_full(fd, header, some, tensor->offset, tensor->path, err);
+    const fc_code rc = fc_pread_full(fd, head, some, tensor->offset, tensor->path, err);
     close(fd);
-    FC_TRY(rc);
-    if (!fc_zstd_frame(header, some, &size, content)) {
+    return rc;
+}
+
+fc_code fc_delta_window(const fc_delta_tensor *tensor, size_t *window, uint64_t *content, fc_error *err) {
+    unsigned char head[FC_DELTA_HEAD];
+    const size_t some = tensor->size < sizeof head ? (size_t)tensor->size : sizeof head;
+    uint64_t size;
+    FC_TRY(read_head(tensor, head, some, err));
+    if (!fc_zstd_frame(head, some, &size, content)) {
         return fc_fail(err, FC_ECORRUPT, "%s: tensor %.256s: this is no zstd frame", tensor->path, tensor->name);
     }
     *window = (size_t)size;
@@ -189,7 +202,7 @@ fc_code fc_delta_window(const fc_delta_tensor *tensor, size_t *window, uint64_t 
 /* Reads how many positions there are, and lets the other stream skip them. */
 static fc_code begin_overwrite(fc_delta_decoder *d, fc_error *err) {
     unsigned char count[POSITION];
-    FC_TRY(stream_begin(&d->streams[1], d->tensor, err));
+    FC_TRY(stream_begin(d, &d->streams[1], d->tensor, err));
     FC_TRY(stream_need(d, d->streams[0], count, POSITION, err));
     d->left = fc_load_little(count, POSITION);
     d->buffered = d->used = 0;
@@ -216,7 +229,7 @@ fc_code fc_delta_decoder_begin(fc_delta_decoder *d, const fc_delta_version *vers
     d->at = 0;
     d->no_checksum = false;
     fc_delta_sum_begin(&d->sum, version->checksum);
-    FC_TRY(stream_begin(&d->streams[0], tensor, err));
+    FC_TRY(stream_begin(d, &d->streams[0], tensor, err));
     return d->encoding == FC_DELTA_OVERWRITE ? begin_overwrite(d, err) : FC_OK;
 }
 

@@ -8,6 +8,7 @@
 #include "delta/chain.h"
 #include "delta/decode.h"
 #include "delta/encode.h"
+#include "delta/heads.h"
 #include "delta/version.h"
 #include "delta/write.h"
 #include "fsdpckpt/order.h"
@@ -133,6 +134,7 @@ static int order_folded_by_name(const void *a, const void *b) {
 static fc_code list_tensors(folder *f, bool sends, fc_error *err) {
     fc_delta_link *list = NULL;
     size_t most = 0;
+    fc_delta_heads_read(f->links.versions, f->links.count);
     FC_TRY(fc_delta_links_tensors(f->arena, &f->links, &list, &f->count, err));
     f->items = fc_arena_calloc(f->arena, f->count + 1, sizeof *f->items);
     FC_NEED(f->items, err, NULL);

@@ -4,6 +4,7 @@
  */
 #include "delta/frames.h"
 
+#include "delta/heads.h"
 #include "fsdpckpt/try.h"
 #include "read/tuning.h"
 
@@ -191,6 +192,7 @@ static fc_code list_items(fc_frames_job *job, fc_error *err) {
         links.count += v->base != FC_DELTA_NO_NUMBER && !v->damaged;
         job->nframes += v->ntensors;
     }
+    fc_delta_heads_read(links.versions, links.count);
     FC_TRY(fc_delta_links_tensors(l->headers, &links, &list, &count, err));
     job->frames = fc_arena_calloc(l->headers, job->nframes + 1, sizeof *job->frames);
     job->items = fc_arena_calloc(l->headers, job->nframes + 1, sizeof *job->items);

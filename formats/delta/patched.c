@@ -9,6 +9,7 @@
 #include "checkpoint/list_budget.h"
 #include "checkpoint/same_name.h"
 #include "codec/zstd.h"
+#include "delta/heads.h"
 #include "delta/model.h"
 #include "fsdpckpt/try.h"
 #include "read/box.h"
@@ -389,6 +390,7 @@ static fc_code patch_source(patcher *m, fc_arena *headers, const char *const *pa
     for (size_t i = 0; i < links.count; i++) {
         FC_TRY(fc_delta_checksum_check(links.versions[i]->checksum, links.versions[i]->path, err));
     }
+    fc_delta_heads_read(links.versions, links.count);
     FC_TRY(fc_delta_links_tensors(headers, &links, &m->list, &m->count, err));
     fc_checkpoint **opened = fc_arena_calloc(m->scratch, links.count + 1, sizeof(fc_checkpoint *));
     FC_NEED(opened, err, m->source->path);

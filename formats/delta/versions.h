@@ -7,12 +7,16 @@
 #include "fsdpckpt/checkpoint.h"
 #include "fsdpckpt/delta.h"
 
+enum { FC_DELTA_HEAD = 18 }; /**< bytes of a frame that say what decoding it needs */
+
 /** One changed tensor of a delta: a frame in one of its files. */
 typedef struct fc_delta_tensor {
     const char *name;
-    const char *path;      /**< of the file */
-    uint64_t offset, size; /**< of the frame in the file, bytes */
-    const char *checksum;  /**< of the new bytes: hexadecimal digits, as the file has them */
+    const char *path;                  /**< of the file */
+    uint64_t offset, size;             /**< of the frame in the file, bytes */
+    const char *checksum;              /**< of the new bytes: hexadecimal digits, as the file has them */
+    unsigned char head[FC_DELTA_HEAD]; /**< the first bytes of the frame */
+    size_t head_size;                  /**< 0: they were not read (heads.h) */
 } fc_delta_tensor;
 
 /** One version: a folder weight_vNNNNNN. Everything is in the arena. */
@@ -23,7 +27,7 @@ typedef struct fc_delta_version {
     /* The rest is set by fc_delta_version_read, for a delta. */
     fc_delta_encoding encoding;
     fc_delta_checksum checksum;
-    const fc_delta_tensor *tensors; /**< sorted by name */
+    fc_delta_tensor *tensors; /**< sorted by name */
     size_t ntensors;
     uint64_t stored_bytes; /**< of all frames */
     size_t nfiles;

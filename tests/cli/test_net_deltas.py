@@ -98,6 +98,18 @@ class Same(Deltas):
                 self.assertEqual(self.objects(PREFIX[:-1] + "3"), self.local("fold", updates, name="weight_v000003"))
                 os.rename(updates, updates + encoding)
 
+    def test_few_requests(self):
+        """Each frame is one request, however many pieces it is decoded in, and the heads of all are asked for at once."""
+        updates, models = self.chain()
+        self.upload(updates, "u")
+        there, self.s3.requests = "s3://%s/u" % BUCKET, 0
+        self.command("fold", there, "-o", TARGET[:-1] + "3", "-q", "-j", "1")
+        self.assertLess(self.s3.requests, 26)
+        for name, arguments in (("verify", [there]), ("diff", ["--data", models[0], models[3], "--delta", there]), ("apply", [there, models[0]])):
+            self.s3.requests = 0
+            self.command(name, *arguments, "-j", "1")
+            self.assertLess(self.s3.requests, 26, name)
+
     def test_publish_and_follow(self):
         """A trainer publishes three versions. An engine looks at them, and reads its model with them, or follows in place."""
         updates, models = self.chain()
