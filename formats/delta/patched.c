@@ -311,6 +311,8 @@ static fc_code patch_tensor(patcher *m, fc_tensor *tensor, const fc_delta_link *
                              .link = link,
                              .state = fc_arena_calloc(m->made->arena, 1, sizeof *t->state)};
     FC_NEED(t->state, err, m->source->path);
+    t->from.progress = t->state->progress;
+    t->from.nprogress = sizeof t->state->progress / sizeof *t->state->progress;
     t->state->of = t;
     t->state->tensor = tensor;
     if (!fc_numel(tensor->ndim, tensor->shape, &elements) ||

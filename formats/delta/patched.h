@@ -16,10 +16,11 @@ typedef struct fc_patched_tensor fc_patched_tensor;
 typedef struct fc_patched_state {
     const fc_patched_tensor *of;
     const fc_tensor *tensor;
-    bool read;                     /**< some of it was read */
-    uint64_t summed;               /**< bytes, from the start */
-    fc_delta_sum *sum;             /**< from malloc; NULL before the first byte and after the last */
-    struct fc_patched_state *next; /**< in the list of those that were read */
+    bool read;                               /**< some of it was read */
+    uint64_t summed;                         /**< bytes, from the start */
+    uint64_t progress[FC_DELTA_SUM_NUMBERS]; /**< `sum` as numbers, for a run that goes on */
+    fc_delta_sum *sum;                       /**< from malloc; NULL before the first block and after the last */
+    struct fc_patched_state *next;           /**< in the list of those that were read */
 } fc_patched_state;
 
 /** fc_tensor.detail. */

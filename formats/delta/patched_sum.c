@@ -28,15 +28,27 @@ static fc_code end_sum(const fc_patched *p, fc_patched_state *s, fc_error *err) 
 
 /* Adds the next bytes of a tensor. All functions up to fc_patched_sum are called with the lock held. */
 static fc_code add_sum(fc_patched *p, fc_patched_state *s, const unsigned char *bytes, size_t size, fc_error *err) {
-    const fc_delta_link *link = s->of->link;
-    if (s->summed == 0) {
-        s->sum = aligned_alloc(_Alignof(fc_delta_sum), sizeof *s->sum);
-        FC_NEED(s->sum, err, s->tensor->name);
-        fc_delta_sum_begin(s->sum, link->versions[link->count - 1]->checksum);
-    }
     fc_delta_sum_add(s->sum, bytes, size);
     s->summed += size;
+    fc_delta_sum_save(s->sum, s->summed, s->progress);
     return s->summed == s->of->bytes ? end_sum(p, s, err) : FC_OK;
+}
+
+/* Lists the tensor as one that was read, and begins its checksum: goes on with that of an earlier run, if there is one.
+ */
+static fc_code begin_state(fc_patched *p, fc_patched_state *s, fc_error *err) {
+    const fc_delta_link *link = s->of->link;
+    s->read = true;
+    s->next = p->states;
+    p->states = s;
+    s->sum = aligned_alloc(_Alignof(fc_delta_sum), sizeof *s->sum);
+    FC_NEED(s->sum, err, s->tensor->name);
+    s->summed = fc_delta_sum_load(s->sum, link->versions[link->count - 1]->checksum, s->progress);
+    if (s->summed >= s->of->bytes) { /* it was compared then */
+        free(s->sum);
+        s->sum = NULL;
+    }
+    return FC_OK;
 }
 
 /* Keeps a block for later; without memory it is read again. */
@@ -68,11 +80,7 @@ static fc_patch_kept *find_kept(fc_patched *p, const fc_patched_state *s) {
 
 static fc_code sum_block(fc_patched *p, fc_patched_state *s, uint64_t at, const unsigned char *bytes, size_t size,
                          fc_error *err) {
-    if (!s->read) {
-        s->read = true;
-        s->next = p->states;
-        p->states = s;
-    }
+    FC_TRY(s->read ? FC_OK : begin_state(p, s, err));
     if (at > s->summed) {
         keep_block(p, s, at, bytes, size);
         return FC_OK;
@@ -119,9 +127,23 @@ static fc_code complete_sum(fc_derived *derived, const fc_patched_state *s, fc_e
     return rc;
 }
 
+static bool was_read(const fc_patched_tensor *t) {
+    bool read = false;
+    for (size_t i = 0; i < t->state->tensor->nchunks && !read; i++) {
+        read = atomic_load(&t->from.read[i]);
+    }
+    return read;
+}
+
 fc_code fc_patched_check(const fc_checkpoint *checkpoint, const fc_comm *comm, fc_error *err) {
     fc_patched *p = checkpoint->state;
     (void)comm; /* each rank compares what it has read */
+    for (size_t i = 0; i < checkpoint->ntensors; i++) {
+        const fc_patched_tensor *t = checkpoint->tensors[i].detail;
+        if (t->link && !t->state->read && was_read(t)) {
+            FC_TRY(begin_state(p, t->state, err)); /* by an earlier run, perhaps without the end of its checksum */
+        }
+    }
     for (const fc_patched_state *s = p->states; s; s = s->next) {
         if (s->summed < s->of->bytes) {
             FC_TRY(complete_sum(&p->base, s, err));

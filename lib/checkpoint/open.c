@@ -358,9 +358,13 @@ fc_extent fc_inline_extent(const void *bytes, uint64_t size) {
     return (fc_extent){.codec = FC_CODEC_INLINE, .bytes = bytes, .length = size, .decoded = size, .strides = {1}};
 }
 
-fc_extent fc_computed_extent(const fc_tensor *tensor, size_t index) {
+fc_extent fc_computed_extent(const fc_tensor *tensor, size_t index, uint32_t reads) {
     const fc_chunk *chunk = &tensor->chunks[index];
     fc_extent extent = {.codec = FC_CODEC_COMPUTED, .decoded = fc_chunk_data_bytes(tensor, chunk)};
+    extent.length = extent.decoded;
+    if (reads > 1 && !fc_mul_u64(extent.decoded, reads, &extent.length)) {
+        extent.length = UINT64_MAX;
+    }
     fc_row_major_strides(tensor->ndim, chunk->dims + tensor->ndim, extent.strides); /* a computed chunk fits a buffer */
     return extent;
 }

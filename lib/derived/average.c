@@ -214,6 +214,7 @@ static fc_code make_tensors(fc_checkpoint *average, const fc_names *names, fc_er
         FC_TRY(make_chunks(&tensors[t], chunk_size, &lists, average->arena, err));
         of->inputs = inputs;
         of->from = (fc_origin){.kind = FC_ORIGIN_COMPUTED, .tensor = inputs[0]};
+        of->from.reads = fc_is_averaged(inputs[0]) ? (uint32_t)a->base.count : 1;
         FC_TRY(fc_derived_record_reads(average, &tensors[t], &of->from, err));
     }
     average->tensors = tensors;

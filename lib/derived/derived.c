@@ -52,7 +52,7 @@ static fc_code derived_extent(const fc_checkpoint *checkpoint, const fc_tensor *
     case FC_ORIGIN_COMPUTED:
         break;
     }
-    *out = fc_computed_extent(tensor, index);
+    *out = fc_computed_extent(tensor, index, o->reads);
     return FC_OK;
 }
 
@@ -143,14 +143,16 @@ static fc_code derived_check_inputs(const fc_checkpoint *checkpoint, fc_comm *co
 }
 
 static fc_code derived_visit_sums(const fc_checkpoint *checkpoint,
-                                  fc_code (*visit)(void *context, fc_source_crc *sums, const fc_read_flags *flags,
+                                  fc_code (*visit)(void *context, fc_source_crc *sums, const fc_read_state *state,
                                                    fc_error *err),
                                   void *context, fc_error *err) {
     const fc_derived *d = checkpoint->state;
     for (size_t i = 0; i < checkpoint->ntensors; i++) {
         const fc_origin *o = checkpoint->tensors[i].detail;
-        const fc_read_flags flags = {o->read, checkpoint->tensors[i].nchunks};
+        const fc_read_state flags = {.flags = o->read, .count = checkpoint->tensors[i].nchunks};
+        const fc_read_state progress = {.numbers = o->progress, .count = o->nprogress};
         FC_TRY(o->kind == FC_ORIGIN_COMPUTED && o->read ? visit(context, NULL, &flags, err) : FC_OK);
+        FC_TRY(o->progress ? visit(context, NULL, &progress, err) : FC_OK);
     }
     for (size_t i = 0; i < d->count; i++) {
         const fc_format_reader *reader = &d->sources[i]->format->reader;

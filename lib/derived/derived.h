@@ -23,7 +23,10 @@ typedef struct fc_origin {
     fc_origin_kind kind;
     const fc_tensor *tensor; /**< of the first source; see fc_origin_kind */
     const char *text;        /**< JSON */
+    uint64_t *progress;      /**< how far a checksum of a computed value is; NULL: it has none */
+    size_t nprogress;        /**< the numbers of it */
     atomic_bool *read;       /**< one per chunk of a computed value: whether it was read before. NULL: not recorded */
+    uint32_t reads; /**< about how many bytes of the sources are read for each byte of a computed value; 0: one */
 } fc_origin;
 
 typedef struct fc_derived fc_derived;

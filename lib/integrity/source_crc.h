@@ -38,11 +38,13 @@ typedef fc_code fc_read_again(const fc_checkpoint *checkpoint, const fc_tensor *
  */
 fc_code fc_source_crc_check(const fc_source_crc *crc, const fc_comm *comm, fc_read_again *again, fc_error *err);
 
-/** Which chunks of a value that is computed were read, so that their bytes are in the sums, and are not added again. */
-typedef struct fc_read_flags {
-    atomic_bool *read;
+/** What else must be known of what was read, so that another process can go on with it: flags or numbers. */
+typedef struct fc_read_state {
+    atomic_bool *flags; /**< which chunks of a value that is computed were read, so that their bytes are in the sums,
+                           and are not added again; or NULL */
+    uint64_t *numbers;  /**< such as how far a checksum is; or NULL */
     size_t count;
-} fc_read_flags;
+} fc_read_state;
 
 /** The sum of one chunk or tensor, as numbers that another process can add its own to. */
 typedef struct fc_saved_sum {

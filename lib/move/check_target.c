@@ -12,6 +12,7 @@
 #include "fsdpckpt/try.h"
 #include "plan/box_text.h"
 #include "plan/rename.h"
+#include "read/stored_chunk.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,11 +22,12 @@
 #include <xxhash.h>
 
 enum {
-    SAMPLE_BYTES = 2048, /* of elements that are read at one place; a smaller tensor is read whole */
-    PLACES = 1,          /* of a tensor with a digest */
-    PLACES_UNMOVED = 16, /* of one without */
-    BATCH = 128,         /* samples that are in memory at once */
-    WIDER = 8            /* a cast makes elements at most so many times as large */
+    SAMPLE_BYTES = 2048,     /* of elements that are read at one place; a smaller tensor is read whole */
+    SAMPLE_READ = 512 << 10, /* of the sources, for elements that are computed */
+    PLACES = 1,              /* of a tensor with a digest */
+    PLACES_UNMOVED = 16,     /* of one without */
+    BATCH = 128,             /* samples that are in memory at once */
+    WIDER = 8                /* a cast makes elements at most so many times as large */
 };
 
 /* Elements that are read on both sides. */
@@ -130,11 +132,16 @@ static fc_code check_digest(const checking *c, size_t index, const fc_tensor *ma
 
 /* ---- elements ---- */
 
-/* Chooses a box of about SAMPLE_BYTES, contiguous in the tensor, by the name of the tensor and the number of the box.
- * The last one is at the end of the tensor. */
-static void choose_box(const fc_tensor *t, int number, bool last, int64_t *dims) {
-    const uint32_t element = fc_dtype_size(t->dtype);
-    int64_t room = SAMPLE_BYTES / (int64_t)element;
+/* @return the elements that are read at one place. */
+static int64_t sample_room(const checking *c, const fc_tensor *source, const fc_tensor *made) {
+    const uint64_t read = SAMPLE_READ / fc_bytes_read_per_element(c->source, source);
+    const uint64_t room = SAMPLE_BYTES / fc_dtype_size(made->dtype);
+    return (int64_t)(read < 1 ? 1 : read < room ? read : room);
+}
+
+/* Chooses a box of about `room` elements, contiguous in the tensor, by the name of the tensor and the number of the
+ * box. The last one is at the end of the tensor. */
+static void choose_box(const fc_tensor *t, int64_t room, int number, bool last, int64_t *dims) {
     for (int d = t->ndim - 1; d >= 0; d--) {
         int64_t *offset = &dims[d], *size = &dims[t->ndim + d];
         *size = t->shape[d] < room ? t->shape[d] : room;
@@ -202,7 +209,7 @@ static fc_code add_sample(checking *c, const fc_tensor *source, const fc_tensor 
     s->from_source = c->bytes + c->count * 3 * ROOM;
     s->cast = s->from_source + ROOM;
     s->from_target = s->cast + ROOM;
-    choose_box(made, number, last, s->dims);
+    choose_box(made, sample_room(c, source, made), number, last, s->dims);
     c->count++;
     return FC_OK;
 }
@@ -214,7 +221,7 @@ static fc_code add_samples(checking *c, size_t index, const fc_tensor *made, fc_
     if (!fc_numel(made->ndim, made->shape, &elements) || elements == 0) {
         return FC_OK;
     }
-    const bool small = elements <= SAMPLE_BYTES / (int64_t)fc_dtype_size(source->dtype);
+    const bool small = elements <= sample_room(c, source, made);
     for (int i = 0; i < (small ? 1 : places); i++) {
         FC_TRY(add_sample(c, source, made, i, i > 0 && i == places - 1, err));
     }

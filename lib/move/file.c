@@ -345,6 +345,11 @@ static fc_code run_workers(engine *e, const fc_move_options *options, fc_error *
     return e->code;
 }
 
+static void limit_tile(size_t *tile, size_t most, size_t least) {
+    most = most < least ? least : most;
+    *tile = *tile < most ? *tile : most;
+}
+
 fc_code fc_move_file(const fc_target *target, const fc_target_file *file, const fc_move_options *options,
                      fc_error *err) {
     engine e = {.target = target, .file = file, .progress = options ? options->work.progress : NULL};
@@ -362,6 +367,12 @@ fc_code fc_move_file(const fc_target *target, const fc_target_file *file, const 
         .sources = 1, .tiles = e.casts ? 2 : 1, .extra = 2 * sizeof(fc_batch), .remote = e.remote};
     const int threads = choose_move_threads(options, bytes, e.remote || sent);
     FC_TRY(fc_budget_divide(&work, threads, &needs, &e.budget, err));
+    if (options && options->resume) {
+        const size_t most = fc_resume_tile_bytes(options->resume, e.budget.threads);
+        const size_t least = e.remote || sent ? FC_LEAST_REMOTE_BYTES : FC_LEAST_TILE_BYTES;
+        limit_tile(&e.budget.tile, most, least);
+        limit_tile(&e.budget.large_tile, most, least);
+    }
     if (!options || options->share == 0) { /* the first of the processes that write this file together */
         FC_TRY(fc_output_allocate(file->path, err));
     }

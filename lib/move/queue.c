@@ -82,6 +82,13 @@ static fc_box item_box(const fc_target_item *item, const fc_tensor *tensor) {
     return box;
 }
 
+/* A tile moves no more than its size. So what a run that dies has moved in vain is bounded, too. */
+uint64_t fc_moved_per_element(const fc_target *target, const fc_target_tensor *tensor) {
+    const uint64_t read = fc_bytes_read_per_element(target->source, tensor->source);
+    const uint64_t written = fc_dtype_size(tensor->dtype);
+    return read > written ? read : written;
+}
+
 /* Returns the bytes per element in the wider of the source's and target's dtypes: both must fit a tile's buffer. */
 static uint32_t element_size(const fc_target_tensor *target) {
     uint32_t a = fc_dtype_size(target->source->dtype), b = fc_dtype_size(target->dtype);
@@ -182,13 +189,17 @@ static fc_code check_item(const fc_target_tensor *target, const fc_box *box, uin
 static void divide_item(fc_queue *queue, const fc_box *box, uint64_t first, uint64_t end) {
     const fc_target_item *item = queue->current->item;
     const fc_target_tensor *target = &queue->target->tensors[item->tensor];
-    uint32_t element = element_size(target), size = fc_dtype_size(target->dtype);
+    const uint64_t element = fc_moved_per_element(queue->target, target);
+    uint32_t size = fc_dtype_size(target->dtype);
     size_t bytes = queue->tile_bytes;
-    bool large = (uint64_t)fc_box_volume(box) * element > bytes &&
+    bool large = (uint64_t)fc_box_volume(box) > bytes / element &&
                  fc_gains_from_large_tiles(queue->target->source, target->source);
     bool aligned = item->offset % FC_OUTPUT_BLOCK == 0;
     int64_t block = aligned && FC_OUTPUT_BLOCK % size == 0 ? FC_OUTPUT_BLOCK / size : 1;
     fc_tiles_begin(&queue->tiles, box, (int64_t)((large ? queue->large_tile_bytes : bytes) / element), block);
+    if (large && fc_is_computed(queue->target->source, target->source)) {
+        fc_tiles_within_chunks(&queue->tiles, target->source->chunks[0].dims + target->source->ndim);
+    }
     fc_tiles_only(&queue->tiles, (int64_t)(first / size), (int64_t)(end / size));
     queue->item_end = queue->tiles.total;
     bool runs = !aligned && !large && item->offset % size == 0 && FC_OUTPUT_BLOCK % size == 0;
@@ -297,6 +308,7 @@ static fc_code open_next(fc_queue *queue, fc_error *err) {
     }
     *active = (fc_active_item){
         .tensor = target->source, .item = item, .dtype = target->dtype, .coverage = coverage, .users = 1};
+    active->moved = fc_moved_per_element(queue->target, target);
     fc_item_digest_begin(&active->digest, item, file, queue->digests);
     queue->current = active;
     for (size_t i = 0; i < queue->ndone; i++) {
@@ -353,7 +365,7 @@ static bool next_fits(const fc_queue *queue, size_t room) {
     const fc_target_item *item = next_item(queue);
     const fc_target_tensor *target = &queue->target->tensors[item->tensor];
     fc_box box = item_box(item, target->source);
-    return (uint64_t)fc_box_volume(&box) <= room / element_size(target);
+    return (uint64_t)fc_box_volume(&box) <= room / fc_moved_per_element(queue->target, target);
 }
 
 static fc_code fill_batch(fc_queue *queue, fc_batch *batch, fc_error *err) {
@@ -366,12 +378,13 @@ static fc_code fill_batch(fc_queue *queue, fc_batch *batch, fc_error *err) {
             return FC_OK;
         }
         /* Items may have been skipped, so the opened one can exceed `room`. It then waits for the next batch. */
-        uint32_t element = element_size(&queue->target->tensors[queue->current->item->tensor]);
+        const uint64_t element =
+            fc_moved_per_element(queue->target, &queue->target->tensors[queue->current->item->tensor]);
         bool whole = queue->tiles.next == 0 && (uint64_t)queue->item_end <= room / element;
         if (!whole && batch->count > 0) {
             return FC_OK;
         }
-        size_t bytes = (size_t)queue->item_end * element;
+        const size_t bytes = (size_t)queue->item_end * (size_t)element;
         add_run(queue, batch);
         if (!whole) {
             return FC_OK;

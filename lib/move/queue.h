@@ -19,6 +19,7 @@ typedef struct fc_active_item {
     fc_dtype dtype; /**< of the target */
     fc_coverage *coverage;
     fc_item_digest digest;
+    uint64_t moved; /**< fc_moved_per_element */
     unsigned users;
     bool failed;                 /**< a tile of it was not moved */
     struct fc_active_item *next; /**< the next complete item */
@@ -45,7 +46,7 @@ typedef struct fc_queue {
     pthread_mutex_t lock;
     const fc_target *target;
     const fc_target_file *file;
-    size_t tile_bytes;                /**< bytes per tile, in the wider of the source's and target's dtypes */
+    size_t tile_bytes;                /**< bytes per tile that are read or written, whichever are more */
     size_t large_tile_bytes;          /**< the same, for tensors that gain from large tiles */
     bool crc32;                       /**< see fc_move_options */
     uint64_t *digests;                /**< see fc_move_options; may be NULL */
@@ -66,6 +67,9 @@ typedef struct fc_queue {
 
 void fc_queue_init(fc_queue *queue, const fc_target *target, const fc_target_file *file, size_t tile_bytes,
                    size_t large_tile_bytes);
+
+/** Returns the bytes that are moved for an element: those that are read, unless more are written. */
+uint64_t fc_moved_per_element(const fc_target *target, const fc_target_tensor *tensor);
 
 /** Hands out the items in the order of their offsets. Cannot be combined with fc_queue_share or `resume`. */
 fc_code fc_queue_by_offset(fc_queue *queue, fc_error *err);

@@ -6,6 +6,7 @@
  */
 #include "move/resume.h"
 
+#include "base/checked.h"
 #include "base/grow.h"
 #include "fsdpckpt/order.h"
 #include "fsdpckpt/try.h"
@@ -40,7 +41,8 @@ typedef struct pending {
     fc_done_tiles *tiles;
     size_t count, capacity;
     fc_noted_sums sums;
-    uint64_t bytes;
+    uint64_t bytes;  /* that were moved for them */
+    bool ends_chunk; /* the last one of a chunk, which is then not read again */
 } pending;
 
 struct fc_resume {
@@ -50,8 +52,8 @@ struct fc_resume {
     int tiles;               /* descriptor of the directory of the staged files; -1 in a bucket, */
     fc_staged_file **staged; /* where they have these, by number; NULL: it has no parts yet */
     size_t most_staged;
-    fc_resume_sums sums; /* of the sources */
-    uint64_t record_bytes;
+    fc_resume_sums sums;               /* of the sources */
+    uint64_t record_bytes, held_bytes; /* between two records; in the tiles of all workers */
     fc_progress *progress;
     const fc_target_file *file;   /* the one that is being moved, */
     uint64_t number, next_number; /* its number, and that of the next one */
@@ -132,15 +134,35 @@ out:
     return rc;
 }
 
+/* Returns the bytes that the conversion moves. What is computed can read more than it writes. */
+static uint64_t count_moved(const fc_target *target) {
+    uint64_t all = 0;
+    for (size_t i = 0; i < target->ntensors; i++) {
+        const fc_tensor *t = target->tensors[i].source;
+        const fc_box whole = {t->ndim, NULL, t->shape};
+        uint64_t bytes = 0;
+        if (!fc_mul_u64((uint64_t)fc_box_volume(&whole), fc_moved_per_element(target, &target->tensors[i]), &bytes) ||
+            !fc_add_u64(all, bytes, &all)) {
+            return UINT64_MAX;
+        }
+    }
+    return all;
+}
+
+static uint64_t clamp_record(uint64_t bytes) {
+    return bytes < least_record ? least_record : bytes > most_record ? most_record : bytes;
+}
+
 fc_code fc_resume_open(const fc_target *target, const fc_resume_options *options, fc_resume **out, fc_error *err) {
     fc_resume *r = calloc(1, sizeof *r);
     *out = NULL;
     FC_NEED(r, err, options->path);
-    const uint64_t part = options->bytes / (fc_is_remote(options->folder) ? REMOTE_RECORDS : RECORDS);
+    const uint64_t moved = count_moved(target);
     r->target = target;
     r->tiles = r->journal.fd = -1;
     r->progress = options->convert->work.progress;
-    r->record_bytes = part < least_record ? least_record : part > most_record ? most_record : part;
+    r->record_bytes = clamp_record(moved / (fc_is_remote(options->folder) ? REMOTE_RECORDS : RECORDS));
+    r->held_bytes = clamp_record(moved / (2 * RECORDS));
     r->recorded_at = clock_now();
     pthread_mutex_init(&r->lock, NULL);
     pthread_cond_init(&r->changed, NULL);
@@ -180,6 +202,10 @@ void fc_resume_free(fc_resume *resume) {
     pthread_cond_destroy(&resume->changed);
     pthread_mutex_destroy(&resume->lock);
     free(resume);
+}
+
+size_t fc_resume_tile_bytes(const fc_resume *resume, int threads) {
+    return (size_t)(resume->held_bytes / (uint64_t)threads);
 }
 
 bool fc_resume_has_tiles(const fc_resume *resume) {
@@ -293,7 +319,6 @@ static bool joins(fc_done_tiles *a, const fc_done_tiles *b) {
 
 static fc_code note_tile(fc_resume *r, const fc_done_tiles *tile, fc_error *err) {
     pending *p = &r->pending;
-    p->bytes += tile->bytes;
     for (size_t i = p->count; i > 0 && p->count - i < NEAR; i--) {
         if (joins(&p->tiles[i - 1], tile)) {
             return FC_OK;
@@ -317,6 +342,8 @@ static fc_code note_batch(fc_resume *r, const fc_batch *batch, fc_error *err) {
                                     batch->tiles[i].size,
                                     batch->tiles[i].digest,
                                     batch->tiles[i].offset};
+        r->pending.bytes += (uint64_t)tile.count * batch->tiles[i].active->moved;
+        r->pending.ends_chunk |= batch->tiles[i].tile.ends_chunk;
         FC_TRY(note_tile(r, &tile, err));
     }
     return FC_OK;
@@ -369,7 +396,7 @@ static fc_code write_records(fc_resume *r, bool named, fc_error *err) {
 
 static bool is_due(const fc_resume *r) {
     return !r->recording && !r->failed && r->pending.bytes > 0 &&
-           (r->pending.bytes >= r->record_bytes || clock_now() - r->recorded_at >= SECONDS);
+           (r->pending.bytes >= r->record_bytes || r->pending.ends_chunk || clock_now() - r->recorded_at >= SECONDS);
 }
 
 /* Records the pending tiles. Called with the lock, which is free while the disk is written to. */

@@ -33,6 +33,9 @@ typedef struct fc_resume_options {
 fc_code fc_resume_open(const fc_target *target, const fc_resume_options *options, fc_resume **out, fc_error *err);
 void fc_resume_free(fc_resume *resume);
 
+/** Returns the most bytes of a tile, for which few are lost if the run dies while all threads have one. */
+size_t fc_resume_tile_bytes(const fc_resume *resume, int threads);
+
 /** Returns whether a later run could use anything of what is written. */
 bool fc_resume_has_tiles(const fc_resume *resume);
 

@@ -8,22 +8,29 @@
 
 #include <stdlib.h>
 
-/* What the journal has of the sums of one source, or of the flags of one value. */
+/* What the journal has of the sums of one source, or of another state: a flag, or a change of a number, is a sum of one
+ * byte. */
 typedef struct fc_source_sums {
-    fc_source_crc *now; /* NULL: flags, which are sums of one byte */
-    fc_read_flags flags;
+    fc_source_crc *now; /* NULL: a state */
+    fc_read_state state;
     struct {
         uint64_t bytes, sum;
     } * saved; /* count_sums of them */
 } source_sums;
 
 static size_t count_sums(const source_sums *s) {
-    return s->now ? fc_source_crc_count(s->now) : s->flags.count;
+    return s->now ? fc_source_crc_count(s->now) : s->state.count;
 }
 
 static fc_saved_sum save_sum(const source_sums *s, size_t index) {
-    return s->now ? fc_source_crc_save(s->now, index)
-                  : (fc_saved_sum){.bytes = atomic_load(&s->flags.read[index]) ? 1 : 0};
+    if (s->now) {
+        return fc_source_crc_save(s->now, index);
+    }
+    if (s->state.flags) {
+        return (fc_saved_sum){.bytes = atomic_load(&s->state.flags[index]) ? 1 : 0};
+    }
+    const uint64_t number = s->state.numbers[index];
+    return (fc_saved_sum){.bytes = s->saved[index].bytes + (number != s->saved[index].sum), .sum = number};
 }
 
 /* @return false if it cannot be one of them. */
@@ -34,14 +41,18 @@ static bool load_sum(const source_sums *s, uint64_t index, const fc_saved_sum *s
     if (s->now) {
         return fc_source_crc_load(s->now, (size_t)index, sum);
     }
-    return sum->bytes == 1 && !atomic_exchange(&s->flags.read[index], true);
+    if (s->state.flags) {
+        return sum->bytes == 1 && !atomic_exchange(&s->state.flags[index], true);
+    }
+    s->state.numbers[index] ^= sum->sum;
+    return sum->bytes == 1;
 }
 
-static fc_code add_source(void *context, fc_source_crc *of, const fc_read_flags *flags, fc_error *err) {
+static fc_code add_source(void *context, fc_source_crc *of, const fc_read_state *state, fc_error *err) {
     fc_resume_sums *sums = context;
     FC_NEED(fc_grow(&sums->sources, &sums->capacity, sums->count + 1, sizeof *sums->sources), err, NULL);
     source_sums *s = &sums->sources[sums->count];
-    *s = (source_sums){.now = of, .flags = flags ? *flags : (fc_read_flags){NULL, 0}};
+    *s = (source_sums){.now = of, .state = state ? *state : (fc_read_state){NULL, NULL, 0}};
     s->saved = calloc(count_sums(s) + 1, sizeof *s->saved);
     FC_NEED(s->saved, err, NULL);
     sums->count++;

@@ -7,6 +7,8 @@
  */
 #include "plan/tiles.h"
 
+#include <stddef.h>
+
 void fc_tiles_begin(fc_tiles *tiles, const fc_box *box, int64_t limit, int64_t multiple) {
     tiles->ndim = box->ndim;
     for (int d = 0; d < box->ndim; d++) {
@@ -15,8 +17,13 @@ void fc_tiles_begin(fc_tiles *tiles, const fc_box *box, int64_t limit, int64_t m
     }
     tiles->limit = limit < 1 ? 1 : limit;
     tiles->multiple = multiple < 1 ? 1 : multiple;
+    tiles->chunk = NULL;
     tiles->next = 0;
     tiles->total = fc_box_volume(box);
+}
+
+void fc_tiles_within_chunks(fc_tiles *tiles, const int64_t *sizes) {
+    tiles->chunk = sizes;
 }
 
 void fc_tiles_only(fc_tiles *tiles, int64_t first, int64_t end) {
@@ -68,11 +75,20 @@ static int64_t round_rows(int64_t rows, int64_t inner, int64_t most, int64_t mul
     return up <= most / step ? up * step : most / step * step;
 }
 
+/* Limits the rows of a tile that begins at `index` of dimension `d` to those of a chunk that has more, which are
+ * divided into equal shares. */
+static int64_t end_with_chunk(const fc_tiles *tiles, int d, int64_t index, int64_t most) {
+    const int64_t left = tiles->chunk[d] - (tiles->box_offsets[d] + index) % tiles->chunk[d];
+    const int64_t share = even_share(tiles->chunk[d], most);
+    return left < share ? left : share;
+}
+
 bool fc_tiles_next(fc_tiles *tiles, fc_tile *tile) {
     if (tiles->next >= tiles->total) {
         return false;
     }
     tile->start = tiles->next;
+    tile->ends_chunk = false;
     if (tiles->ndim == 0) {
         tile->count = 1;
         tiles->next = 1;
@@ -87,15 +103,18 @@ bool fc_tiles_next(fc_tiles *tiles, fc_tile *tile) {
     }
     int64_t size = tiles->box_sizes[divided];
     int64_t index = outer % size;
-    int64_t most = tiles->limit / inner;
-    int64_t rows = even_share(size, most < 1 ? 1 : most);
-    rows = round_rows(rows, inner, most, tiles->multiple);
+    int64_t most = tiles->limit / inner < 1 ? 1 : tiles->limit / inner;
+    const bool within = tiles->chunk && tiles->chunk[divided] > most;
+    int64_t rows = within ? end_with_chunk(tiles, divided, index, most)
+                          : round_rows(even_share(size, most), inner, most, tiles->multiple);
     if (rows > size - index) {
         rows = size - index;
     }
     if (rows > (tiles->total - tiles->next) / inner) {
         rows = (tiles->total - tiles->next) / inner;
     }
+    const int64_t end = index + rows;
+    tile->ends_chunk = within && (end == size || (tiles->box_offsets[divided] + end) % tiles->chunk[divided] == 0);
     tile->offsets[divided] = tiles->box_offsets[divided] + index;
     tile->sizes[divided] = rows;
     outer /= size;

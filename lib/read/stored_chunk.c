@@ -80,6 +80,27 @@ fc_code fc_decode_plan_read(const fc_decode_plan *plan, const fc_extent *extent,
     return FC_OK;
 }
 
+/* Finds the extent of the first chunk, which is like all others, if the tensor is computed. */
+static bool find_computed(const fc_checkpoint *source, const fc_tensor *tensor, fc_extent *extent) {
+    return tensor->nchunks > 0 && tensor->chunks[0].place.kind == FC_PLACE_NONE &&
+           fc_checkpoint_extent(source, tensor, 0, extent, NULL) == FC_OK && extent->codec == FC_CODEC_COMPUTED;
+}
+
+bool fc_is_computed(const fc_checkpoint *source, const fc_tensor *tensor) {
+    fc_extent extent;
+    return find_computed(source, tensor, &extent);
+}
+
+uint64_t fc_bytes_read_per_element(const fc_checkpoint *source, const fc_tensor *tensor) {
+    const uint64_t size = fc_dtype_size(tensor->dtype);
+    fc_extent extent;
+    if (!find_computed(source, tensor, &extent) || extent.decoded < size) {
+        return size;
+    }
+    const uint64_t read = extent.length / (extent.decoded / size);
+    return read > size ? read : size;
+}
+
 /*
  * All chunks of a tensor are stored alike, so looking at the first is enough. An error is ignored here: the worker that
  * reads the chunk reports it.

@@ -41,5 +41,11 @@ typedef struct fc_decode_buffers {
 fc_code fc_decode_plan_read(const fc_decode_plan *plan, const fc_extent *extent, uint32_t element,
                             const fc_decode_buffers *buffers, unsigned char *out, fc_error *err);
 
+/** Returns whether the tensor's chunks are computed: blocks of one size, and fewer at the edges. */
+bool fc_is_computed(const fc_checkpoint *source, const fc_tensor *tensor);
+
+/** Returns about how many bytes are read for each element of the tensor, at least its size. */
+uint64_t fc_bytes_read_per_element(const fc_checkpoint *source, const fc_tensor *tensor);
+
 /** Returns whether the tensor's chunks must be decoded as a whole or are not stored in row-major order. */
 bool fc_gains_from_large_tiles(const fc_checkpoint *source, const fc_tensor *tensor);

@@ -251,6 +251,11 @@ fc_code fc_computed_add(fc_checkpoint *computed, const fc_tensor *like, const ch
     return cut(computed, t, block, o, err);
 }
 
+void fc_computed_reads(fc_checkpoint *computed, uint32_t reads) {
+    const state *s = computed->state;
+    ((origin *)s->tensors[computed->ntensors - 1].detail)->from.reads = reads;
+}
+
 fc_code fc_computed_shares(fc_checkpoint *computed, size_t source, const fc_tensor *tensor, fc_error *err) {
     state *s = computed->state;
     FC_NEED(fc_grow(&s->shared, &s->capacity, s->nshared + 1, sizeof *s->shared), err, computed->path);

@@ -68,6 +68,9 @@ fc_code fc_computed_text(fc_checkpoint *computed, const fc_tensor *object, const
 fc_code fc_computed_add(fc_checkpoint *computed, const fc_tensor *like, const char *name, const int64_t *block,
                         fc_compute *compute, const void *what, fc_error *err);
 
+/** Says about how many bytes of the sources are read for each byte of the value that was added last. */
+void fc_computed_reads(fc_checkpoint *computed, uint32_t reads);
+
 /** Computes the sizes of blocks of about FC_COMPUTED_BLOCK bytes that are contiguous in the tensor. */
 void fc_computed_run(const fc_tensor *like, int64_t *block);
 

@@ -91,7 +91,7 @@ static fc_code compute_codes(const fc_computed_block *b, fc_error *err) {
     return rc;
 }
 
-/* Computes one row of scales, from the rows of the weight that share it, COLUMNS of them at a time. */
+/* Computes scales of one row, from the rows of the weight that share it, COLUMNS of them at a time. */
 static fc_code compute_scales(const fc_computed_block *b, fc_error *err) {
     const fc_tensor *weight = b->what;
     const int row = b->box.ndim - 2, column = b->box.ndim - 1;
@@ -135,10 +135,14 @@ static fc_code add_pair(fc_checkpoint *out, const fc_tensor *weight, fc_error *e
     block[row] = SIDE;
     block[column] = COLUMNS;
     FC_TRY(fc_computed_add(out, &codes, NULL, block, compute_codes, weight, err));
+    fc_computed_reads(out, fc_dtype_size(weight->dtype) / fc_dtype_size(codes.dtype));
     scales.dtype = FC_F32;
     scales.shape = shape;
     block[row] = 1;
-    return fc_computed_add(out, &scales, name, block, compute_scales, weight, err);
+    block[column] = COLUMNS / SIDE;
+    FC_TRY(fc_computed_add(out, &scales, name, block, compute_scales, weight, err));
+    fc_computed_reads(out, SIDE * SIDE * fc_dtype_size(weight->dtype) / fc_dtype_size(FC_F32));
+    return FC_OK;
 }
 
 /* Whether a matching value is quantized: matrices, but not norms and biases. */

@@ -3,13 +3,16 @@
 
 kill: the command is killed at every STEP-th system call, and so is a second run at a call by chance. The next one makes the same
 bytes as a run without a fault and without --resume, and leaves nothing else. fail: each call fails instead; the command ends with
-its one error line, and perhaps one that says what is kept. moved: after a kill at 90 % of the bytes, the next run reads and writes
-at most 15 % of what a whole one does, or what MOST_MOVED says. replace, two_steps: the command replaces an older target, and is killed at each of the STEP
-calls before and after that, and so is a second run at others; the target is always the old one or the new one. two_steps is without an exchange of names, so
-that the target can be missing until the next run. power: after each call the power fails, and the disk has some of what was not synced.
+its one error line, and perhaps one that says what is kept. moved: after kills at 40 and 90 % of the bytes, the next run reads and
+writes what is left, and at most 5 % more of what a whole one does, or MOST_LOST. replace, two_steps: the command replaces an older
+target, and is killed at each of the STEP calls before and after that, and so is a second run at others; the target is always the old
+one or the new one. two_steps is without an exchange of names, so that the target can be missing until the next run. power: after each
+call the power fails, and the disk has some of what was not synced.
 
 usage: resume.py FSDPCKPT SHIM TRACE kill|fail|moved|replace|two_steps|power STEP CASE
 """
+import json
+import math
 import os
 import random
 import shutil
@@ -24,9 +27,12 @@ import power  # noqa: E402
 import safetensors_file  # noqa: E402
 
 ROWS = {"quantize": 160, "recipe": 160, "delta": 160}  # of the tensors of a small source; the others have 40
-NAMES = {"st": "st.safetensors", "dcp": "dcp", "pt": "x.pt", "packed": "p.h5"}
+NAMES = {"st": "st.safetensors", "dcp": "dcp", "pt": "x.pt", "packed": "p.h5", "codes": "codes.safetensors", "flat": "flat.pt"}
 EIO = "5"
-MOST_MOVED = {"recipe": 0.27}  # a tensor that is gathered is read in blocks, and those at the break once more
+# For `moved`: rows and columns of the one large tensor of a source, and the part of the bytes that may be moved twice: two records and a
+# tile. A transposed tensor is read in bands of at most 16 MiB; what was read of a band that is not written is read again.
+LARGE = {"recipe": (4000, 8000)}
+MOST_LOST = {"recipe": 0.05 + (16 << 20) / 128e6}
 # The source, the command, and the name of the target.
 CASES = {
     "hdf5": ("st", ["consolidate"], "t.h5"),
@@ -41,9 +47,12 @@ CASES = {
     "cast": ("pt", ["consolidate", "--dtype", "f32"], "t.h5"),
     "average": ("pt", ["average", "--to", "pt", "OTHER"], "t.pt"),
     "recipe": ("pt", ["consolidate", "--recipe", "RECIPE"], "t.h5"),
-    "quantize": ("st", ["consolidate", "--quantize=l*.w"], "t.safetensors"),
+    "quantize": ("st", ["consolidate", "--quantize=l*.weight"], "t.safetensors"),
     "export": ("pt", ["export"], "t"),
     "delta": ("pt", ["consolidate", "--delta", "DELTA"], "t.safetensors"),
+    "dequantize": ("codes", ["consolidate", "--dequantize", "bf16"], "t.safetensors"),
+    "adapter": ("pt", ["consolidate", "--adapter", "ADAPTER"], "t.pt"),
+    "flat": ("flat", ["consolidate", "--schema", "SCHEMA"], "t.safetensors"),
     "compressed_source": ("packed", ["consolidate"], "t.safetensors"),
 }
 
@@ -87,17 +96,47 @@ def renumber(journal, inodes):
         f.write(data)
 
 
-def small(rows, columns, seed):
+def small(rows, columns, seed, count=4):
     rng, tensors = random.Random(seed), {}
-    for i in range(4):
+    for i in range(count):
         data = bytearray(rng.randbytes(2 * rows * columns))
         data[1::2] = b"\x3f" * (rows * columns)
-        tensors[f"l{i}.w"] = "BF16", [rows, columns], bytes(data)
-    return {**tensors, **{f"l{i}.b": ("F32", [7], struct.pack("<7f", *range(7))) for i in range(4)}}
+        tensors[f"l{i}.weight"] = "BF16", [rows, columns], bytes(data)
+    return {**tensors, **{f"l{i}.b": ("F32", [7], struct.pack("<7f", *range(7))) for i in range(count)}}
+
+
+def trained(tensors):
+    """The same with a change of every 50th element, as after a training step."""
+    made = {}
+    for name, (dtype, shape, data) in tensors.items():
+        data = bytearray(data)
+        data[::100] = bytes(byte ^ 1 for byte in data[::100])
+        made[name] = dtype, shape, bytes(data)
+    return made
+
+
+def floats(*shape):
+    rng = random.Random(3)
+    return "F32", [*shape], struct.pack(f"<{math.prod(shape)}f", *(rng.random() for _ in range(math.prod(shape))))
+
+
+def make_codes(rows, columns, count):
+    scales = floats((rows + 127) // 128, (columns + 127) // 128)
+    return {name: value for i in range(count) for name, value in (
+        (f"l{i}.weight", ("F8_E4M3", [rows, columns], bytes([56]) * (rows * columns))), (f"l{i}.weight_scale_inv", scales))}
+
+
+def make_adapter(folder, rows, columns, count):
+    os.mkdir(folder)
+    with open(os.path.join(folder, "adapter_config.json"), "w") as f:
+        json.dump({"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": [f"l{i}" for i in range(count)]}, f)
+    safetensors_file.write(os.path.join(folder, "adapter_model.safetensors"), {
+        name: value for i in range(count) for name, value in ((f"base_model.model.l{i}.lora_A.weight", floats(2, columns)),
+                                                              (f"base_model.model.l{i}.lora_B.weight", floats(rows, 2)))})
 
 
 class Resume:
-    def __init__(self, program, shim, trace, home, case, rows=None, columns=1000):
+    def __init__(self, program, shim, trace, home, case, rows=None, columns=1000, count=4):
         self.program, self.home = program, home
         self.log, self.trace_log = os.path.join(home, "log"), os.path.join(home, "trace")
         folders = sorted({os.path.dirname(shim), os.path.dirname(trace)})  # LD_PRELOAD cannot hold blanks
@@ -105,17 +144,32 @@ class Resume:
         self.shim, self.trace = os.path.basename(shim), os.path.basename(trace)
         self.sources, kind = os.path.join(home, "sources"), CASES[case][0]
         os.mkdir(self.sources)
-        for name, seed in (("st", 1), *([("other", 2)] if case in ("average", "delta") else [])):
-            safetensors_file.write(self.of(name + ".safetensors"), small(rows or ROWS.get(case, 40), columns, seed))
+        rows = rows or ROWS.get(case, 40)
+        model = small(rows, columns, 1, count)
+        flat = {name: value for name, value in model.items() if value[0] == "BF16"}
+        safetensors_file.write(self.of("st.safetensors"), model)
         for made, options in (("dcp", ["--to", "dcp"]), ("pt", ["--to", "pt"]), ("packed", ["--to", "h5", "--compress", "1"])):
             if made == kind:
                 self.must([self.program, "consolidate", self.of("st.safetensors"), "-o", self.of(NAMES[kind]), "-q", *options])
+        if case == "average":
+            safetensors_file.write(self.of("other.safetensors"), small(rows, columns, 2, count))
         if case == "delta":
+            safetensors_file.write(self.of("other.safetensors"), trained(model))
             self.must([program, "delta", self.of("st.safetensors"), self.of("other.safetensors"), "-o", self.of("delta"), "-q", "--number=1"])
+        if case == "dequantize":
+            safetensors_file.write(self.of(NAMES[kind]), make_codes(rows, columns, count))
+        if case == "adapter":
+            make_adapter(self.of("adapter"), rows, columns, count)
+        if case == "flat":
+            data = b"".join(value[2] for value in flat.values())
+            for name, tensors in (("flat", {"_flat_param": ("BF16", [len(data) // 2], data)}), ("schema", flat)):
+                safetensors_file.write(self.of(name + ".safetensors"), tensors)
+                self.must([self.program, "consolidate", self.of(name + ".safetensors"), "-o", self.of(name + ".pt"), "-q"])
         with open(self.of("recipe.json"), "w") as f:
-            f.write('{"fsdpckpt": "recipe", "schema": 1, "others": "keep", "rules": [{"from": "l{n}.w", "to": "l{n}.weight", "operations": {"transpose": [0, 1]}}]}')
+            f.write('{"fsdpckpt": "recipe", "schema": 1, "others": "keep", "rules": [{"from": "l{n}.weight", "to": "l{n}.turned", "operations": {"transpose": [0, 1]}}]}')
         self.source = self.of(NAMES[kind])
-        words = {"OTHER": self.of("other.safetensors"), "RECIPE": self.of("recipe.json"), "DELTA": self.of("delta")}
+        words = {"OTHER": self.of("other.safetensors"), "RECIPE": self.of("recipe.json"), "DELTA": self.of("delta"), "ADAPTER": self.of("adapter"),
+                 "SCHEMA": self.of("schema.pt")}
         self.command, self.name = [words.get(word, word) for word in CASES[case][1]], CASES[case][2]
         self.disk = os.path.join(home, "disk")
         os.mkdir(self.disk)
@@ -283,26 +337,16 @@ class Resume:
         assert p.returncode in (0, -9), out
         return int(counted["rchar"]) + int(counted["wchar"])
 
-    def written(self, n):
-        """Kills the command at call n. @return the bytes that it has read and written."""
-        self.start()
-        with open(self.log, "wb") as f:
-            f.write(bytes(64))
-        return self.measured(self.argv(), self.preload(self.shim, FAULT_AT=str(n), FAULT_LOG=self.log, FAULT_FAMILY="sys", FAULT_KILL="1"))
-
-    def move(self):
-        """@return what the run after a kill at 90 % moves, and what a whole one does."""
-        low, high = 1, 1024
+    def move(self, part):
+        """Kills a run when it has moved a part of what a whole one does. @return this, and what the killed run and the next one move."""
         self.start()
         whole = self.measured(self.argv())
-        while low < high:
-            middle = (low + high) // 2
-            low, high = (low, middle) if self.written(middle) >= 0.9 * whole else (middle + 1, high)
-        killed_at = self.written(low)
-        assert killed_at >= 0.9 * whole and power.tree(self.disk) != self.whole, (killed_at, whole)
+        self.start()
+        killed = self.measured(self.argv(), self.preload(self.shim, FAULT_MOVED=str(int(part * whole)), FAULT_FAMILY="sys", FAULT_KILL="1"))
+        assert killed >= part * whole and power.tree(self.disk) != self.whole, (killed, whole)
         rest = self.measured(self.argv())
         assert power.tree(self.disk) == self.whole
-        return rest, whole
+        return whole, killed, rest
 
 
 def main():
@@ -310,9 +354,11 @@ def main():
     home = os.path.realpath(tempfile.mkdtemp(prefix="fc-resume-"))
     try:
         if way == "moved":
-            rest, whole = Resume(program, shim, trace, home, case, 8000, 1000).move()
-            print(f"{rest} of {whole} bytes after a kill at 90 %")
-            assert rest <= MOST_MOVED.get(case, 0.15) * whole, (rest, whole)
+            run = Resume(program, shim, trace, home, case, *LARGE.get(case, (16000, 1000)), count=1)
+            for part in (0.4, 0.9):
+                whole, killed, rest = run.move(part)
+                print(f"after a kill at {killed} of {whole} bytes: {rest}, so {(killed + rest - whole) / whole:.1%} are lost")
+                assert killed + rest <= (1 + MOST_LOST.get(case, 0.05)) * whole
         elif way in ("replace", "two_steps"):
             more = {"FAULT_NO_EXCHANGE": "1"} if way == "two_steps" else {}
             calls, old, new = Resume(program, shim, trace, home, case).replace(int(step), **more)

@@ -7,6 +7,7 @@
  *   FAULT_AT=n                the number of the call, counted from 1
  *   FAULT_FIRST=1             counts only the first call from each place: from the same functions, up to 8 of them. A
  *                             loop over a thousand tensors is then one place.
+ *   FAULT_MOVED=n             instead of FAULT_AT: the first call after n bytes were read and written in all
  *   FAULT_ERRNO=number        the error of the call
  *   FAULT_KILL=1              kills the process instead, as kill -9 does
  *   FAULT_STOP=1              stops the process before the call instead, so that the driver can change its files, and
@@ -45,8 +46,8 @@
 #include <sys/types.h>
 #include <unistd.h>
 
-static atomic_long calls;
-static long fault_at;
+static atomic_long calls, moved;
+static long fault_at, fault_moved;
 static bool family_mem, family_dir, family_stat, family_thread, kills, stops, no_exchange, only_ours, only_first;
 static pid_t first_process;
 static int fault_errno = EIO;
@@ -107,7 +108,8 @@ static bool is_libhdf5(uintptr_t address) {
 }
 
 __attribute__((constructor)) static void start(void) {
-    const char *at = getenv("FAULT_AT"), *family = getenv("FAULT_FAMILY"), *number = getenv("FAULT_ERRNO");
+    const char *at = getenv("FAULT_AT"), *bytes = getenv("FAULT_MOVED"), *family = getenv("FAULT_FAMILY"),
+               *number = getenv("FAULT_ERRNO");
     dl_iterate_phdr(find_text, NULL);
     find_symbols();
     family_mem = family && strcmp(family, "mem") == 0;
@@ -130,7 +132,13 @@ __attribute__((constructor)) static void start(void) {
         close(fd);
     }
     /* Last, since it arms the faults. */
-    fault_at = at ? atol(at) : 0;
+    fault_moved = bytes ? atol(bytes) : 0;
+    fault_at = at ? atol(at) : fault_moved > 0 ? -1 : 0;
+}
+
+/* Whether this is the call that fails. */
+static bool is_the_one(void) {
+    return fault_moved > 0 ? atomic_load(&moved) >= fault_moved : atomic_fetch_add(&calls, 1) + 1 == fault_at;
 }
 
 /* Whether no earlier call came from the same place. */
@@ -156,8 +164,7 @@ static bool is_first(void) {
 }
 
 static bool fails(bool mem, const char *name) {
-    if (fault_at == 0 || mem != family_mem || (only_first && !is_first()) ||
-        atomic_fetch_add(&calls, 1) + 1 != fault_at) {
+    if (fault_at == 0 || mem != family_mem || (only_first && !is_first()) || !is_the_one()) {
         return false;
     }
     if (stops && getpid() != first_process) {
@@ -310,11 +317,21 @@ int openat(int dir, const char *path, int flags, ...) {
         return call_fails(#name, __builtin_return_address(0)) ? (ret)-1 : real call;                                   \
     }
 
-FAULTY(ssize_t, pread, (int fd, void *buf, size_t n, off_t at), (fd, buf, n, at))
-FAULTY(ssize_t, pread64, (int fd, void *buf, size_t n, off64_t at), (fd, buf, n, at))
-FAULTY(ssize_t, read, (int fd, void *buf, size_t n), (fd, buf, n))
-FAULTY(ssize_t, pwrite, (int fd, const void *buf, size_t n, off_t at), (fd, buf, n, at))
-FAULTY(ssize_t, pwrite64, (int fd, const void *buf, size_t n, off64_t at), (fd, buf, n, at))
+/* Calls that move bytes. */
+#define FAULTY_MOVE(name, params, call)                                                                                \
+    ssize_t name params;                                                                                               \
+    ssize_t name params {                                                                                              \
+        REAL(ssize_t(*) params, #name);                                                                                \
+        const ssize_t done = call_fails(#name, __builtin_return_address(0)) ? -1 : real call;                          \
+        atomic_fetch_add(&moved, done > 0 ? done : 0);                                                                 \
+        return done;                                                                                                   \
+    }
+
+FAULTY_MOVE(pread, (int fd, void *buf, size_t n, off_t at), (fd, buf, n, at))
+FAULTY_MOVE(pread64, (int fd, void *buf, size_t n, off64_t at), (fd, buf, n, at))
+FAULTY_MOVE(read, (int fd, void *buf, size_t n), (fd, buf, n))
+FAULTY_MOVE(pwrite, (int fd, const void *buf, size_t n, off_t at), (fd, buf, n, at))
+FAULTY_MOVE(pwrite64, (int fd, const void *buf, size_t n, off64_t at), (fd, buf, n, at))
 FAULTY(int, fsync, (int fd), (fd))
 FAULTY(int, fdatasync, (int fd), (fd))
 FAULTY(int, linkat, (int fromdir, const char *from, int todir, const char *to, int flags),

@@ -95,6 +95,34 @@ static void random_boxes(void **state) {
     }
 }
 
+/* Tiles that are shorter than a chunk end with it, also where the box begins within one. */
+static void tiles_end_with_chunks(void **state) {
+    (void)state;
+    const int64_t chunk[2] = {262, 30};
+    for (int64_t first = 0; first < 300; first += 77) {
+        const int64_t offsets[2] = {first, 0}, sizes[2] = {700, 100};
+        const fc_box box = {2, offsets, sizes};
+        fc_tiles tiles;
+        fc_tile tile;
+        int64_t next = 0;
+        int ends = 0;
+        fc_tiles_begin(&tiles, &box, 6500, 7);
+        fc_tiles_within_chunks(&tiles, chunk);
+        while (fc_tiles_next(&tiles, &tile)) {
+            const int64_t end = tile.offsets[0] + tile.sizes[0];
+            assert_int_equal(tile.start, next);
+            assert_in_range(tile.count, 1, 6500);
+            assert_int_equal(tile.offsets[0] / 262, (end - 1) / 262);
+            assert_int_equal(tile.ends_chunk, end % 262 == 0 || end == first + 700);
+            check_contiguous(&box, &tile);
+            next += tile.count;
+            ends += tile.ends_chunk;
+        }
+        assert_int_equal(next, 70000);
+        assert_int_equal(ends, (first + 699) / 262 - first / 262 + 1);
+    }
+}
+
 static void scalar_is_one_tile(void **state) {
     (void)state;
     fc_box box = {0, NULL, NULL};
@@ -177,6 +205,7 @@ static void huge_box(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(random_boxes),
+        cmocka_unit_test(tiles_end_with_chunks),
         cmocka_unit_test(scalar_is_one_tile),
         cmocka_unit_test(tiles_are_even),
         cmocka_unit_test(tiles_begin_at_multiples),

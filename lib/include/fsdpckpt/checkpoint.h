@@ -307,7 +307,8 @@ typedef struct fc_extent {
     fc_codec codec;
     uint32_t file;                /**< RAW, FILTERED and FORMAT only */
     uint64_t offset;              /**< place in the file, in bytes; RAW, FILTERED and FORMAT only */
-    uint64_t length;              /**< number of bytes stored there, or INLINE; every access is within them */
+    uint64_t length;              /**< number of bytes stored there, or INLINE; every access is within them. COMPUTED:
+                                     about how many bytes of its sources are read */
     uint64_t first;               /**< place of element (0, …, 0) in the decoded bytes */
     uint64_t decoded;             /**< number of bytes after decoding; equals length for RAW and INLINE */
     const unsigned char *bytes;   /**< INLINE only; valid as long as the checkpoint is open */

@@ -14,7 +14,7 @@ FC_BEGIN_DECLS
 
 struct fc_comm;       /* comm.h */
 struct fc_source_crc; /* lib/integrity/source_crc.h */
-struct fc_read_flags; /* the same */
+struct fc_read_state; /* the same */
 struct fc_findings;   /* verify.h */
 struct fc_selection;  /* select.h */
 struct fc_verify_report;
@@ -109,10 +109,10 @@ typedef struct fc_format_reader {
      * digests and CRCs. Collective over `comm`, which may be NULL. NULL: the checkpoint is not derived.
      */
     fc_code (*check_inputs)(const fc_checkpoint *checkpoint, struct fc_comm *comm, fc_error *err);
-    /** For derived checkpoints: calls `visit` with the sums of what was read of each input, and with the flags of what
-     *  is read only once; one of the two is NULL. Always in the same order. NULL: there are none. */
+    /** For derived checkpoints: calls `visit` with the sums of what was read of each input, and with what else must
+     *  be known to go on; one of the two is NULL. Always in the same order. NULL: there are none. */
     fc_code (*visit_sums)(const fc_checkpoint *checkpoint,
-                          fc_code (*visit)(void *context, struct fc_source_crc *sums, const struct fc_read_flags *flags,
+                          fc_code (*visit)(void *context, struct fc_source_crc *sums, const struct fc_read_state *state,
                                            fc_error *err),
                           void *context, fc_error *err);
     /** Checks the first bytes of data file `index`, which exists and is long enough for its chunks. Called before a
