@@ -56,12 +56,6 @@ fc_code fc_check_request(const fc_checkpoint *source, const char *path, const fc
                        "upload it",
                        path);
     }
-    if (path && fc_is_remote(path) && options->comm && options->selection.compress) {
-        return fc_fail(err, FC_EUNSUPPORTED,
-                       "%s: several processes cannot write a compressed target to a bucket: let one process do it, or "
-                       "write it on this machine, and upload it",
-                       path);
-    }
     if (options->resumable && (options->comm || options->own_shards)) {
         return fc_fail(err, FC_EUNSUPPORTED, "%s: a conversion by several processes cannot be resumed",
                        path ? path : source->path);

@@ -304,9 +304,9 @@ static fc_code check_ranks(const fc_target *target, const char *path, const fc_c
         return FC_OK;
     }
     return fc_fail(err, FC_EUNSUPPORTED,
-                   "%s: %d processes cannot write %s to a bucket: run one process, without mpirun, or write it on "
+                   "%s: %d processes cannot write %s%s to a bucket: run one process, without mpirun, or write it on "
                    "this machine, and upload it",
-                   path, options->comm->size, options->format->name);
+                   path, options->comm->size, target->compress ? "compressed " : "", options->format->name);
 }
 
 /* Rank 0 creates the staging path of the target; the others have none. */

@@ -183,6 +183,9 @@ fc_code fc_upload_adopt(const char *name, uint64_t run, const char *ticket, size
     fc_net_request request = fc_exchange_request(FC_NET_ADOPT, name);
     request.run = run;
     FC_TRY(open_upload(name, &request, NULL, 0, out, err));
+    if (!*out) {
+        return fc_fail(err, FC_EIO, "%s: the process that talks to servers cannot make it its own", name);
+    }
     const fc_code rc = take_ticket(*out, ticket, size, parts, err);
     if (rc != FC_OK) {
         forget(*out);

@@ -405,8 +405,6 @@ bool upload_keep_part(upload *u, unsigned part, char *etag, uint64_t size);
 void upload_judge(fetcher *f, transfer *t);
 /* A transfer that writes has ended, with t->error or with success: tells the caller. */
 void upload_ended(fetcher *f, transfer *t);
-/* Makes room for a part. @return false: out of memory */
-bool upload_make_room(upload *u, unsigned part);
 
 /* ---- md5.c ---- */
 

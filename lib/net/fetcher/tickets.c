@@ -66,12 +66,11 @@ void ticket_write(fetcher *f, const upload *u, const fc_net_request *request, in
 /* ---- an upload that another process has begun ---- */
 
 void upload_adopt(fetcher *f, const fc_net_request *request, int answer, int socket) {
-    const char *name = request->name;
     upload *u = calloc(1, sizeof *u);
-    char *copy = strdup(name);
+    char *copy = strdup(request->name);
     if (!u || !copy || !fetcher_add_file(f, (opened_file){socket, NULL, u})) {
         fc_error error;
-        (void)fc_no_memory(&error, name);
+        (void)fc_no_memory(&error, request->name);
         fetcher_send_error(f, answer, &error);
         close(socket);
         free(u);
@@ -98,12 +97,10 @@ static char *cut_line(char **text, size_t most) {
 static bool take_part(upload *u, unsigned number, const char *line) {
     char *end = NULL;
     const uint64_t size = isdigit((unsigned char)*line) ? strtoull(line, &end, 10) : 0;
-    if (!end || *end != ' ' || !end[1] || !upload_make_room(u, number)) {
+    if (!end || *end != ' ' || !end[1]) {
         return false;
     }
-    free(u->parts[number - 1].etag);
-    u->parts[number - 1] = (sent_part){strdup(end + 1), size};
-    return u->parts[number - 1].etag != NULL;
+    return upload_keep_part(u, number, strdup(end + 1), size);
 }
 
 static fc_code read_ticket(upload *u, char *text, unsigned parts, fc_error *error) {

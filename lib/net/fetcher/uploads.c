@@ -134,7 +134,7 @@ static void take_id(fetcher *f, transfer *t) {
     transfer_end(f, t);
 }
 
-bool upload_make_room(upload *u, unsigned part) {
+static bool make_room(upload *u, unsigned part) {
     if (part <= u->capacity) {
         return true;
     }
@@ -150,7 +150,7 @@ bool upload_make_room(upload *u, unsigned part) {
 }
 
 bool upload_keep_part(upload *u, unsigned part, char *etag, uint64_t size) {
-    if (!etag || !upload_make_room(u, part)) {
+    if (!etag || !make_room(u, part)) {
         free(etag);
         return false;
     }
