@@ -7,12 +7,15 @@
 #include "fsdpckpt/format.h"
 #include "fsdpckpt/try.h"
 #include "io/path.h"
+#include "net/remote.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+enum { AHEAD = 32 }; /* files on servers that are asked for at once */
 
 typedef struct identity {
     const char *path; /* of the checkpoint's file; NULL: the file was missing */
@@ -100,7 +103,18 @@ const char **fc_identities_headers(const fc_checkpoint *checkpoint, size_t *coun
     return paths;
 }
 
+/* Asks servers for the files, some at once. The fetcher keeps what they begin with, so what follows need not wait. */
+static void look_at_files(const fc_checkpoint *checkpoint) {
+    for (size_t i = 0, expected = 0; i < checkpoint->nfiles && fc_is_remote(checkpoint->files[i].path); i++) {
+        for (; expected < checkpoint->nfiles && expected < i + AHEAD; expected++) {
+            fc_expect(checkpoint->files[expected].path);
+        }
+        (void)read_identity(checkpoint->files[i].path);
+    }
+}
+
 fc_code fc_identities_take(fc_checkpoint *checkpoint, const fc_open_options *options, fc_error *err) {
+    look_at_files(checkpoint);
     if (options->headers_only) {
         return FC_OK;
     }

@@ -7,6 +7,7 @@
 #include "fsdpckpt/try.h"
 #include "io/file.h"
 #include "io/path.h"
+#include "net/remote.h"
 
 #include <errno.h>
 #include <limits.h>
@@ -74,6 +75,9 @@ bool fc_file_in(fc_arena *arena, const char *directory, const char *name, fc_fil
 }
 
 fc_code fc_check_links(const char *directory, const fc_file *files, size_t count, fc_error *err) {
+    if (fc_is_remote(directory)) {
+        return FC_OK; /* there are no links */
+    }
     char root[PATH_MAX];
     if (!fc_realpath(directory, root)) {
         return fc_fail_errno(err, errno, "%s: cannot be examined", directory);

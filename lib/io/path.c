@@ -22,6 +22,12 @@ static void fill(struct stat *st, const fc_remote_info *info) {
     st->st_nlink = 1;
 }
 
+void fc_expect(const char *path) {
+    if (fc_is_remote(path)) {
+        fc_remote_expect(path);
+    }
+}
+
 fc_code fc_stat_path(const char *path, struct stat *st, bool *found, fc_error *err) {
     fc_remote_info info;
     if (!fc_is_remote(path)) {

@@ -10,6 +10,9 @@
 #include <stdbool.h>
 #include <sys/stat.h>
 
+/** Says that a file will soon be examined or opened: if it is on a server, that is asked for it now. */
+void fc_expect(const char *path);
+
 /** Stores whether `path` exists, and what it is. @return an error only if that cannot be found out */
 fc_code fc_stat_path(const char *path, struct stat *st, bool *found, fc_error *err);
 

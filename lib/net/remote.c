@@ -89,6 +89,15 @@ void fc_entry_names_free(fc_entry_names *names) {
     *names = (fc_entry_names){.names = NULL};
 }
 
+void fc_remote_expect(const char *name) {
+    const fc_net_request request = fc_exchange_request(FC_NET_AHEAD, name);
+    fc_fetcher fetcher;
+    fc_error ignored;
+    if (fc_remote_check(name, &ignored) == FC_OK && fc_fetcher_get(&fetcher, &ignored) == FC_OK) {
+        fc_exchange_tell(fetcher.requests, &request);
+    }
+}
+
 fc_code fc_remote_open(const char *name, int *fd, uint64_t *size, fc_error *err) {
     fc_exchange x = {.name = name};
     const fc_net_request request = fc_exchange_request(FC_NET_OPEN, name);

@@ -40,6 +40,9 @@ typedef struct fc_entry_names {
 fc_code fc_remote_list(const char *name, fc_entry_names *out, fc_error *err);
 void fc_entry_names_free(fc_entry_names *names);
 
+/** Lets the fetcher ask for a file that will soon be examined or opened. It is only for speed: nothing fails. */
+void fc_remote_expect(const char *name);
+
 /** Opens a file. @param fd receives a descriptor for fc_remote_read, which any thread may use. */
 fc_code fc_remote_open(const char *name, int *fd, uint64_t *size, fc_error *err);
 

@@ -17,8 +17,8 @@ typedef enum fc_net_request_kind {
     FC_NET_OPEN,     /**< name; the message also has the fetcher's end of the file's socket */
     FC_NET_READ,     /**< bytes of an open file: FC_NET_DATA until all are sent, then FC_NET_DONE; of shared memory only
                           FC_NET_DONE, with the number of bytes that were written there */
-    FC_NET_AHEAD,    /**< bytes of an open file that will be read soon, in their order, by whoever has this socket; no
-                          answer */
+    FC_NET_AHEAD,    /**< name of a file that will be opened soon; or bytes of an open file that will be read soon, in
+                        their    order, by whoever has this socket; no answer */
     FC_NET_HOST,     /**< name is "host:port:addresses" for CURLOPT_RESOLVE, or "host:port" if it has no address; no
                           answer */
 

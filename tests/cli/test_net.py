@@ -276,6 +276,14 @@ class Requests(Net):
         names = [r[0] for r in server.requests]
         self.assertEqual(len(names), len(set(names)), "each head is read once")
 
+    def test_rounds_of_many_files(self):
+        """Files are asked for before each is looked at, also those that an index does not announce."""
+        server = self.serve(folder_of(360, 1), https=False)
+        server.delay = 0.1
+        self.command("inspect", server.name + "/m")
+        self.assertLessEqual(net_server.rounds(server.requests, server.delay), 30)
+        self.assertLess(len(server.requests), 380)
+
     def test_rounds_of_data(self):
         """The tiles of a file are asked for at once, as many as the memory has room for."""
         server = self.serve({"model.safetensors": file_of(16 << 10)}, https=False)

@@ -14,6 +14,7 @@
 
 enum {
     HEAD_BYTES = 1 << 20,         /* at the start of a file, read at once and kept, because headers are there */
+    SHORT_HEAD = 64 << 10,        /* what is kept longer of each */
     MOST_HEADS = 64 << 20,        /* bytes of all heads that are kept */
     MOST_HEADER_BYTES = 64 << 10, /* of one answer */
     MOST_REDIRECTS = 5,
@@ -304,6 +305,8 @@ bool url_add_value(char url[MOST_URL], const char *text);
 object *object_get(fetcher *f, const char *name);
 /* Begins to read the head of an object that is new. */
 void object_open(fetcher *f, object *o, folder *wanted_by, int reply);
+/* Does so for a file that will be asked for. */
+void object_expect(fetcher *f, const char *name);
 void object_opened(fetcher *f, object *o, folder *wanted_by);
 /* Answers a request for a name, now or when it is known what the name is. Owns the sockets. */
 void object_request(fetcher *f, fc_net_request_kind kind, const char *name, int answer, int file);

@@ -50,21 +50,35 @@ uint64_t object_identity(const object *o) {
 
 /* ---- heads ---- */
 
+/* Forgets most of a head. Of a small one, or if there is no other way, all of it. */
+static void shrink_head(fetcher *f, object *o) {
+    unsigned char *less = o->head_size > SHORT_HEAD ? realloc(o->head, SHORT_HEAD) : NULL;
+    f->heads -= o->head_size;
+    if (less) {
+        o->head = less;
+        o->head_size = SHORT_HEAD;
+        f->heads += SHORT_HEAD;
+    } else {
+        free(o->head);
+        o->head = NULL;
+        o->head_size = 0;
+    }
+}
+
+/* Shrinks the heads that were not used for the longest time: long ones before short ones. */
 static void forget_heads(fetcher *f) {
     while (f->heads > MOST_HEADS) {
         object *oldest = NULL;
         for (object *o = f->objects; o; o = o->next) {
-            if (o->head && (!oldest || o->used < oldest->used)) {
+            const bool is_long = o->head_size > SHORT_HEAD, than = oldest && oldest->head_size > SHORT_HEAD;
+            if (o->head && (!oldest || (is_long == than ? o->used < oldest->used : is_long))) {
                 oldest = o;
             }
         }
         if (!oldest) {
             return;
         }
-        f->heads -= oldest->head_size;
-        free(oldest->head);
-        oldest->head = NULL;
-        oldest->head_size = 0;
+        shrink_head(f, oldest);
     }
 }
 
@@ -267,6 +281,21 @@ void object_request(fetcher *f, fc_net_request_kind kind, const char *name, int 
         folder_open(f, d, answer);
     } else {
         close_both(f, answer, socket);
+    }
+}
+
+void object_expect(fetcher *f, const char *name) {
+    const char *rest = "";
+    const folder *d = folder_of(f, name, &rest);
+    bool is_folder = false;
+    fc_error ignored;
+    if (name_is_refused(f, name, &ignored) ||
+        (d && (d->state != STATE_READY || folder_find(d, rest, &is_folder) != STATE_READY || is_folder))) {
+        return;
+    }
+    object *o = object_get(f, name);
+    if (o && o->state == STATE_NEW) {
+        object_open(f, o, NULL, -1);
     }
 }
 

@@ -90,7 +90,9 @@ static void take_request(fetcher *f, int index) {
         if (request.kind == FC_NET_HOST) {
             transfers_host_known(f, request.name);
         } else if (request.kind == FC_NET_AHEAD) {
-            if (from && from->object) {
+            if (!from) {
+                object_expect(f, request.name);
+            } else if (from->object) {
                 ahead_begin(f, from, &request);
             }
         } else if (descriptors[0] < 0) {
