@@ -8,6 +8,7 @@
 #include "options/words.h"
 #include "output/terminal.h"
 #include "progress_view.h"
+#include "queries.h"
 #include "signals.h"
 
 #include <errno.h>
@@ -312,7 +313,8 @@ int main(int argc, char **argv) {
         return FC_EIO;
     }
     text_out_init(out, STDOUT_FILENO);
-    fc_code rc = dispatch_command(argc, argv, out, &err);
+    fc_code rc = queries_hide(argc, argv, &err);
+    rc = rc == FC_OK ? dispatch_command(argc, argv, out, &err) : rc;
     int errnum = text_flush(out);
     if (errnum == EPIPE) {
         /* `fsdpckpt inspect … | head`: the reader has stopped reading. */

@@ -3,6 +3,7 @@
  * Also contains the accessors that dispatch to the format.
  */
 #include "fsdpckpt/format.h"
+#include "fsdpckpt/io.h"
 #include "fsdpckpt/seal.h"
 #include "fsdpckpt/try.h"
 
@@ -22,6 +23,7 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -309,9 +311,16 @@ out:
 }
 
 fc_code fc_checkpoint_open(const char *path, const fc_open_options *options, fc_checkpoint **out, fc_error *err) {
+    char *hidden = NULL;
+    fc_code rc = FC_OK;
     *out = NULL;
-    FC_TRY(fc_commit_recover(path, options ? &options->reporter : NULL, err));
-    return fc_format_open(NULL, path, options, out, err);
+    FC_TRY(fc_hide_query(path, &hidden, err));
+    path = hidden ? hidden : path;
+    FC_TRY_GOTO(fc_commit_recover(path, options ? &options->reporter : NULL, err), rc, out);
+    rc = fc_format_open(NULL, path, options, out, err);
+out:
+    free(hidden);
+    return rc;
 }
 
 void fc_checkpoint_rest(const fc_checkpoint *checkpoint) {

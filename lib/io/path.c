@@ -88,6 +88,11 @@ char *fc_realpath(const char *path, char out[PATH_MAX]) {
     return snprintf(out, PATH_MAX, "%s", path) < PATH_MAX ? out : NULL;
 }
 
+fc_code fc_hide_query(const char *path, char **name, fc_error *err) {
+    *name = NULL;
+    return fc_remote_has_query(path) ? fc_remote_hide(path, name, err) : FC_OK;
+}
+
 int fc_open(const char *path, int flags, unsigned mode) {
     return fc_is_staged(path) ? fc_staged_open(path, flags) : open(path, flags | O_CLOEXEC, mode);
 }

@@ -84,7 +84,7 @@ static bool receive(fc_exchange *x, void *buf, size_t size) {
 
 fc_net_request fc_exchange_request(fc_net_request_kind kind, const char *name) {
     fc_net_request request = {.kind = kind, .name_size = (uint32_t)strnlen(name, FC_NET_MOST_NAME)};
-    while (kind != FC_NET_HOST && request.name_size > 0 && name[request.name_size - 1] == '/') {
+    while (kind != FC_NET_HOST && kind != FC_NET_HIDE && request.name_size > 0 && name[request.name_size - 1] == '/') {
         request.name_size--; /* completion adds one to a folder */
     }
     memcpy(request.name, name, request.name_size);

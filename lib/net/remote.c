@@ -33,16 +33,26 @@ bool fc_remote_is_root(const char *name) {
     return !rest || rest[1] == '\0';
 }
 
+/* The query of a URL; NULL: there is none, or it is hidden already. */
+static const char *query_of(const char *name) {
+    const char *query = strncmp(name, "http", 4) == 0 && fc_is_remote(name) ? strchr(name, '?') : NULL;
+    return query && strncmp(query, FC_NET_HIDDEN, strlen(FC_NET_HIDDEN)) != 0 ? query : NULL;
+}
+
+bool fc_remote_has_query(const char *path) {
+    return query_of(path) != NULL;
+}
+
 fc_code fc_remote_check(const char *name, fc_error *err) {
     const char *host = strstr(name, "://") + 3;
     const size_t host_size = strcspn(host, "/"), shown = (size_t)(host - name);
     const bool is_url = strncmp(name, "http", 4) == 0, is_hub = strncmp(name, "hf://", 5) == 0;
     const char *second = host[host_size] ? host + host_size + 1 : "";
-    if (is_url && (memchr(host, '@', host_size) || strpbrk(host, "?#"))) {
+    if (is_url && (memchr(host, '@', host_size) || query_of(name) || strchr(host, '#'))) {
         return fc_fail(
             err, FC_EUSAGE,
-            "%.*s...: a URL with a user, a query or a fragment is refused, because messages and reports would "
-            "show that part: leave it out; what needs a signature in its URL is downloaded with another program first",
+            "%.*s...: a URL with a user, a fragment, or a query in another place than an argument is refused, "
+            "because messages and reports would show that part: leave it out",
             (int)shown, name);
     }
     if (is_hub && (host_size == 0 || strcspn(second, "/@") == 0)) {
@@ -56,6 +66,34 @@ fc_code fc_remote_check(const char *name, fc_error *err) {
                        name);
     }
     return FC_OK;
+}
+
+/* Checks what is sent to the server as it is. */
+static fc_code check_query(const char *name, const char *query, fc_error *err) {
+    bool good = strlen(query) > 1;
+    for (const char *c = query; *c && good; c++) {
+        good = *c > ' ' && *c < 0x7f && !strchr("\"<>\\^`{|}#", *c);
+    }
+    return good ? FC_OK
+                : fc_fail(err, FC_EUSAGE,
+                          "%s: the query is empty or has a character that a URL cannot have: quote the URL", name);
+}
+
+fc_code fc_remote_hide(const char *url, char **name, fc_error *err) {
+    char hidden[FC_NET_MOST_NAME + 1];
+    fc_exchange x = {.name = hidden};
+    *name = NULL;
+    if (strlen(url) > FC_NET_MOST_NAME || !fc_net_hidden_name(url, 1, hidden)) {
+        return fc_fail(err, FC_EUSAGE, "https://...: a URL of more than %d bytes is refused", FC_NET_MOST_NAME);
+    }
+    const fc_net_request request = fc_exchange_request(FC_NET_HIDE, url);
+    FC_TRY(fc_remote_check(hidden, err));
+    FC_TRY(check_query(hidden, query_of(url), err));
+    FC_TRY(fc_fetcher_get(&x.fetcher, err));
+    FC_TRY(fc_exchange_ask(&x, x.fetcher.requests, &request, -1, err));
+    FC_TRY(fc_net_hidden_name(url, x.last.size, hidden) ? FC_OK : fc_exchange_fail_odd(&x, err));
+    *name = strdup(hidden);
+    return *name ? FC_OK : fc_no_memory(err, hidden);
 }
 
 static fc_remote_info info_of(const fc_net_answer *a) {

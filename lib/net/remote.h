@@ -20,6 +20,13 @@ bool fc_remote_is_root(const char *name);
 /** Refuses a name that this build cannot read, or that contains a password or a token (FC_EUSAGE). */
 fc_code fc_remote_check(const char *name, fc_error *err);
 
+/** Returns whether a path is a URL with a query, which may be a secret, as in presigned URLs. */
+bool fc_remote_has_query(const char *path);
+
+/** Gives the fetcher a URL with a query. @param name receives the name that stands for it from now on, for which
+ * messages and reports show "?..." in place of the query; malloc'ed, owned by the caller */
+fc_code fc_remote_hide(const char *url, char **name, fc_error *err);
+
 typedef struct fc_remote_info {
     bool found, is_folder;
     uint64_t size;     /**< of a file, in bytes */

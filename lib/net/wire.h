@@ -5,8 +5,11 @@
  */
 #pragma once
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
+#include <string.h>
 
 enum { FC_NET_MOST_NAME = 4095, FC_NET_MOST_TEXT = 1023, FC_NET_MOST_ID = 2048, FC_NET_MOST_TICKET = 4 << 20 };
 
@@ -21,6 +24,7 @@ typedef enum fc_net_request_kind {
                         their    order, by whoever has this socket; no answer */
     FC_NET_HOST,     /**< name is "host:port:addresses" for CURLOPT_RESOLVE, or "host:port" if it has no address; no
                           answer */
+    FC_NET_HIDE,     /**< name is a URL with a query; `size` of the answer is the number for fc_net_hidden_name */
 
     /* What is written */
     FC_NET_BEGIN, /**< name; the message also has the fetcher's end of the upload's socket. `flag`: the upload outlives
@@ -72,3 +76,17 @@ typedef struct fc_net_answer {
     uint64_t size;      /**< of the bytes that follow, of a file, or of what was read */
     uint64_t identity;  /**< of FC_NET_DONE: differs between versions of an object */
 } fc_net_answer;
+
+/** In a name, in place of the query of a URL, which may be a secret. */
+#define FC_NET_HIDDEN "?\xe2\x80\xa6"
+
+/** Writes the name for a URL with a query, which is the number-th with the same text before it.
+ * @return false if it is too long */
+static inline bool fc_net_hidden_name(const char *url, uint64_t number, char out[FC_NET_MOST_NAME + 1]) {
+    char digits[24] = "";
+    if (number > 1) {
+        snprintf(digits, sizeof digits, "%llu", (unsigned long long)number);
+    }
+    return snprintf(out, FC_NET_MOST_NAME + 1, "%.*s" FC_NET_HIDDEN "%s", (int)strcspn(url, "?"), url, digits) <=
+           FC_NET_MOST_NAME;
+}

@@ -328,7 +328,9 @@ class Checkpoint(Mapping[str, Tensor]):
 
     def __repr__(self) -> str:
         objects = f", {len(self.objects)} objects" if self.objects else ""
-        return f"<Checkpoint {self.path!r} ({self.format}): {len(self)} tensors{objects}>"
+        url, query, _ = self.path.partition("?") if self.path.startswith(("https://", "http://")) else (self.path, "", "")
+        shown = url + "?…" if query else url  # the query may be a secret
+        return f"<Checkpoint {shown!r} ({self.format}): {len(self)} tensors{objects}>"
 
     def _repr_html_(self) -> str:
         from ._html import page

@@ -26,6 +26,14 @@ typedef struct fc_own_file {
 int fc_stat(const char *path, struct stat *st);
 int fc_access(const char *path, int mode);
 
+/**
+ * Hides the query of a URL, which may be a secret, as in presigned URLs. fc_checkpoint_open does that itself; other
+ * calls refuse a URL with a query.
+ * @param name receives the name that stands for the URL in this process from now on, which shows "?..." in place of the
+ * query; malloc'ed, owned by the caller. NULL: `path` has no query
+ */
+fc_code fc_hide_query(const char *path, char **name, fc_error *err);
+
 /** Like open(2) with O_CLOEXEC, also for what fc_commit_path names for a target in a bucket. Not for files on servers:
  *  these are checkpoints, which fc_checkpoint_open opens. */
 int fc_open(const char *path, int flags, unsigned mode);

@@ -229,6 +229,12 @@ typedef struct bucket_place {
     char region[64];
 } bucket_place;
 
+/* The query of a URL, from '?' on, and the name without it. */
+typedef struct hidden_query {
+    struct hidden_query *next;
+    char *name, *query;
+} hidden_query;
+
 /* "host:port:addresses" */
 typedef struct host_line {
     struct host_line *next;
@@ -248,6 +254,7 @@ typedef struct fetcher {
     transfer *transfers;
     host_line *hosts;
     bucket_place *places;
+    hidden_query *queries;
     outbox *outboxes;
     opened_file *files;
     size_t nfiles, capacity;
@@ -299,6 +306,15 @@ size_t name_root(const char *name);
 /* Append text as it is, and encoded as a value of a query. @return false if the URL is too long */
 bool url_add(char url[MOST_URL], const char *text);
 bool url_add_value(char url[MOST_URL], const char *text);
+
+/* ---- queries.c ---- */
+
+/* Keeps the query of a URL. @return the number for its name; 0: it cannot be kept */
+uint64_t query_keep(fetcher *f, const char *url);
+/* Appends the query of a name, if it has one. @return false if the URL is too long */
+bool query_add(const fetcher *f, const char *name, char url[MOST_URL]);
+/* Whether a name has the mark of a hidden query, and there is none of this name: there can be no such file. */
+bool query_is_lost(const fetcher *f, const char *name);
 
 /* ---- objects.c ---- */
 

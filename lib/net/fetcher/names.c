@@ -34,7 +34,8 @@ bool name_has_data(const char *name) {
 
 bool name_is_file(const char *name) {
     static const char *const ends[] = {".json", "/.metadata", ".txt", ".crc64"};
-    return name_has_data(name) || ends_with_any(name, ends, sizeof ends / sizeof *ends);
+    return name_has_data(name) || ends_with_any(name, ends, sizeof ends / sizeof *ends) ||
+           (name_provider(name) == PROVIDER_HTTP && strchr(name, '?'));
 }
 
 /* Characters that a path of a URL has as they are. A name that was typed with %XX keeps that. */
@@ -171,6 +172,6 @@ bool name_url(const fetcher *f, const char *name, char url[MOST_URL]) {
                add_encoded(url, rest, strlen(rest), is_unreserved, true);
     default:
         url[0] = '\0';
-        return add_encoded(url, name, strlen(name), is_plain, true);
+        return add_encoded(url, name, strcspn(name, "?"), is_plain, true) && query_add(f, name, url);
     }
 }

@@ -33,8 +33,9 @@ void transfer_refused(fetcher *f, transfer *t) {
     char text[512];
     snprintf(text, sizeof text, "%s (status %ld%s%s)%s",
              refused ? "the server refuses access" : "the server cannot answer", status, *code ? ", " : "", code,
-             !refused                        ? ""
-             : hub && !f->setup.hub_token[0] ? "; HF_TOKEN gives access"
+             !refused                                                     ? ""
+             : hub && !f->setup.hub_token[0]                              ? "; HF_TOKEN gives access"
+             : strchr(transfer_name(t), '?') && !transfer_is_of_bucket(t) ? "; the URL may have expired: get a new one"
              : transfer_is_of_bucket(t) && !f->setup.key[0]
                  ? "; no key is set in AWS_ACCESS_KEY_ID and "
                    "AWS_SECRET_ACCESS_KEY or for AWS_PROFILE; those of roles "

@@ -104,6 +104,10 @@ static void take_request(fetcher *f, int index) {
         } else if (from) {
             object_tell(f, from->object, descriptors[0]);
             fetcher_close(f, descriptors[0]);
+        } else if (request.kind == FC_NET_HIDE) {
+            const uint64_t number = query_keep(f, request.name);
+            fetcher_send(f, descriptors[0], (fc_net_answer){.kind = FC_NET_DONE, .size = number}, NULL, 0);
+            fetcher_close(f, descriptors[0]);
         } else if (request.kind >= FC_NET_BEGIN) {
             upload_request(f, &request, descriptors[0], descriptors[1]);
         } else {
