@@ -23,6 +23,7 @@ typedef struct fc_net_setup {
     int pace;                                /**< percent of the usual waiting times, for tests */
     char key[256], secret[256], token[4096]; /**< of S3; "" if there are none */
     char region[64];
+    bool requester_pays;                    /**< the user pays for requests to buckets of S3 */
     char endpoint[512];                     /**< of S3: "https://host"; "" for Amazon's */
     char hub[512];                          /**< of the Hugging Face hub */
     char hub_token[256];                    /**< "" if there is none */

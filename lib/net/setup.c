@@ -142,6 +142,8 @@ static void read_s3(fc_net_setup *s) {
         copy_variable(PLACE(s, secret, wrong_bucket), "AWS_SECRET_ACCESS_KEY");
         copy_variable(PLACE(s, token, wrong_bucket), "AWS_SESSION_TOKEN");
     }
+    const char *payer = variable("AWS_REQUEST_PAYER"); /* as GDAL and Arrow know it */
+    s->requester_pays = payer && strcasecmp(payer, "requester") == 0;
     fc_net_setup files = {.pace = 0};
     profile = profile ? profile : "default";
     read_profile(&files, variable("AWS_SHARED_CREDENTIALS_FILE"), ".aws/credentials", profile);

@@ -55,6 +55,7 @@ class S3:
         self.files, self.page, self.least_part = files, page, least_part
         self.objects, self.types, self.etags, self.meta = {}, {}, {}, {}
         self.keeps_metadata = True
+        self.requester_pays = False
         self.demands_sums = False  # as buckets with Object Lock do
         self.sums = 0  # that were right
         self.uploads, self.began, self.faults, self.log, self.wrong = {}, 0, {}, [], []
@@ -140,6 +141,8 @@ class S3:
             return self.error(handler, 400, "InvalidRequest", "Content-MD5 OR x-amz-checksum- HTTP header is required for Put %s requests with "
                               "Object Lock parameters" % ("Part" if name == "part" else "Object"))
         self.sums += sum_said is not None
+        if self.requester_pays and handler.headers.get("x-amz-request-payer") != "requester":
+            return self.error(handler, 403, "AccessDenied")
         if bucket != BUCKET:
             return self.error(handler, 404, "NoSuchBucket")
         if fault and re.fullmatch(r"\d+(:\w+)?", fault):

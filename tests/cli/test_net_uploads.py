@@ -427,6 +427,13 @@ class Faults(Uploads):
             self.check_whole()
         self.assertEqual(self.s3.sums, 8)
 
+    def test_requester_pays(self):
+        self.s3.requester_pays = True
+        self.assertIn("AccessDenied", self.parts(status=4))
+        self.parts(AWS_REQUEST_PAYER="requester")
+        self.check_whole()
+        self.assertIn("folder 1 ", self.tool("see", "s3://%s/a/b" % BUCKET, "data", AWS_REQUEST_PAYER="requester"))
+
     def test_lost_without_metadata(self):
         """Then nobody can know what became of the upload."""
         self.s3.keeps_metadata = False

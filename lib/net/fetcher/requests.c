@@ -57,6 +57,8 @@ static bool add_credentials(const fetcher *f, transfer *t, const char *where) {
            add_header(t, "X-Amz-Content-Sha256",
                       sends_body(t) ? "UNSIGNED-PAYLOAD"
                                     : "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855") &&
+           (!s->requester_pays || name_provider(transfer_name(t)) != PROVIDER_S3 ||
+            add_header(t, "X-Amz-Request-Payer", "requester")) &&
            (!s->token[0] || add_header(t, "X-Amz-Security-Token", s->token));
 }
 
