@@ -63,7 +63,8 @@ fc_code fc_progress_count(fc_progress *progress, uint64_t n, fc_error *err) {
                                                                          : FC_OK;
 }
 
-/* Of each thread, because files on servers are read by calls that know only a descriptor. */
+/* Of each thread, because files on servers are read by calls that know only a descriptor (docs/ARCHITECTURE.md,
+   decisions). */
 static _Thread_local const fc_progress *watched;
 
 const fc_progress *fc_progress_watch(const fc_progress *progress) {

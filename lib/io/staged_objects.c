@@ -24,6 +24,21 @@ static struct {
     fc_staged_target *targets;
 } all = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
+/* A process that another thread forks meanwhile would inherit the lock, and could never take it. */
+static pthread_once_t watched = PTHREAD_ONCE_INIT;
+
+static void before_fork(void) {
+    pthread_mutex_lock(&all.lock);
+}
+
+static void after_fork(void) {
+    pthread_mutex_unlock(&all.lock);
+}
+
+static void watch_forks(void) {
+    pthread_atfork(before_fork, after_fork, after_fork);
+}
+
 bool fc_is_staged(const char *path) {
     return strncmp(path, FC_STAGED, strlen(FC_STAGED)) == 0 && fc_is_remote(path + strlen(FC_STAGED));
 }
@@ -70,6 +85,7 @@ fc_code fc_staged_begin(const char *name, bool is_folder, fc_staged_target **out
             return fc_fail_errno(err, errno, "%s: no random number can be made", name);
         }
     }
+    pthread_once(&watched, watch_forks);
     pthread_mutex_lock(&all.lock);
     bool known = find_target(target->path) != NULL;
     for (const fc_staged_target *other = all.targets; other; other = other->next) {

@@ -165,7 +165,7 @@ static void questions_without_an_end_are_an_error(void **state) {
     assert_int_equal(run(ask_forever, &file, &in, &last, &ended), 0);
     assert_int_equal(ended, FC_OK);
     assert_int_equal(in.unlent.code, FC_ECORRUPT);
-    assert_non_null(strstr(in.unlent.message, "takes more than twice its size"));
+    assert_non_null(strstr(in.unlent.message, "takes more than twice its size and 64 MiB"));
 }
 
 static void the_process_can_only_read_the_socket(void **state) {

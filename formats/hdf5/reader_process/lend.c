@@ -75,7 +75,7 @@ static void count_part(fc_h5_in *in, uint64_t size) {
     const uint64_t counted = size > LEAST_COUNTED ? size : LEAST_COUNTED;
     if (!fc_range_within(in->lent, counted, most)) {
         (void)fc_fail(&in->unlent, FC_ECORRUPT,
-                      "%s: corrupt HDF5 file: reading its headers takes more than twice its size", in->path);
+                      "%s: corrupt HDF5 file: reading its headers takes more than twice its size and 64 MiB", in->path);
         return;
     }
     in->lent += counted;
