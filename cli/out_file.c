@@ -8,20 +8,37 @@
 #include "fsdpckpt/io.h"
 #include "fsdpckpt/try.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
-static fc_code fill_file(const char *path, int fd, out_file_write *write_content, void *context, fc_error *err) {
+/* A file that is being written, and its first error. */
+typedef struct filling {
+    fc_appender *file;
+    fc_code code;
+    fc_error error;
+} filling;
+
+static bool put_bytes(void *context, const void *bytes, size_t size) {
+    filling *f = context;
+    f->code = fc_appender_add(f->file, bytes, size, &f->error);
+    return f->code == FC_OK;
+}
+
+static fc_code fill_file(fc_appender *file, out_file_write *write_content, void *context, fc_error *err) {
     text_out *out = malloc(sizeof *out);
-    FC_NEED(out, err, path);
-    text_out_init(out, fd);
+    filling f = {.file = file};
+    FC_NEED(out, err, NULL);
+    text_out_init(out, -1);
+    out->put = put_bytes;
+    out->context = &f;
     fc_code rc = write_content(context, out, err);
-    int errnum = text_flush(out);
+    text_flush(out);
     free(out);
-    return rc == FC_OK && errnum != 0 ? fc_fail_errno(err, errnum, "%s: cannot be written", path) : rc;
+    if (rc == FC_OK && f.code != FC_OK) {
+        *err = f.error;
+        rc = f.code;
+    }
+    return rc == FC_OK ? fc_appender_finish(file, err) : rc;
 }
 
 /* Nothing that is read may be overwritten. */
@@ -36,14 +53,12 @@ static fc_code check_target(const options *o, const fc_checkpoint *source, const
     return source_spare(o, path, err);
 }
 
-static fc_code create_and_fill(const char *path, const char *staging, out_file_write *write_content, void *context,
-                               fc_error *err) {
-    int fd = fc_open(staging, O_WRONLY | O_CREAT | O_EXCL, 0666);
-    if (fd < 0) {
-        return fc_fail_errno(err, errno, "%s: cannot be created", path);
-    }
-    fc_code rc = fill_file(path, fd, write_content, context, err);
-    return close(fd) != 0 && rc == FC_OK ? fc_fail_errno(err, errno, "%s: cannot be written", path) : rc;
+static fc_code create_and_fill(const char *staging, out_file_write *write_content, void *context, fc_error *err) {
+    fc_appender *file = NULL;
+    fc_code rc = fc_appender_new(staging, &file, err);
+    rc = rc == FC_OK ? fill_file(file, write_content, context, err) : rc;
+    fc_appender_free(file);
+    return rc;
 }
 
 fc_code out_file(const options *o, const fc_checkpoint *source, const char *path, bool force, uint64_t bytes,
@@ -57,7 +72,7 @@ fc_code out_file(const options *o, const fc_checkpoint *source, const char *path
                                    .reporter = {source_note}};
     FC_TRY(check_target(o, source, path, err));
     FC_TRY(fc_commit_begin(&how, &commit, err));
-    fc_code rc = create_and_fill(path, fc_commit_path(commit), write_content, context, err);
+    fc_code rc = create_and_fill(fc_commit_path(commit), write_content, context, err);
     if (rc != FC_OK) {
         fc_commit_abort(commit);
         return rc;

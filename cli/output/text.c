@@ -18,9 +18,14 @@ void text_out_init(text_out *out, int fd) {
     out->fd = fd;
     out->error = 0;
     out->used = 0;
+    out->put = NULL;
 }
 
 static void write_descriptor(text_out *out, const char *data, size_t size) {
+    if (out->put) {
+        out->error = size > 0 && out->error == 0 && !out->put(out->context, data, size) ? EIO : out->error;
+        return;
+    }
     if (out->fd == STDOUT_FILENO && size > 0) {
         terminal_end_line();
     }

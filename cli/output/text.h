@@ -13,6 +13,8 @@ typedef struct text_out {
     int fd;
     int error;
     size_t used;
+    bool (*put)(void *context, const void *bytes, size_t size); /**< takes the bytes; NULL: `fd` does */
+    void *context;                                              /**< of `put` */
     char buf[1 << 16];
 } text_out;
 

@@ -176,6 +176,16 @@ class Same(Targets):
         self.same("export", folder, "--like", folder, "--max-shard-size", "8MB")
         self.assertIn("/config.json", self.objects())
 
+    def test_one_tensor(self):
+        """It is sent while it is read."""
+        path = os.path.join(self.dir, "one.safetensors")
+        with open(path, "wb") as f:
+            f.write(safetensors({"large": ("F32", [3000, 1000], made.randbytes(12000000)), "none": ("F32", [0], b"")}))
+        for name, part, file in (("large", "part", "x.npy"), ("large", "part", "raw"), ("none", "whole", "n.npy")):
+            self.s3.log.clear()
+            self.same("extract", path, name, target="s3://%s/e/%s" % (BUCKET, file), prefix="e/" + file)
+            self.assertIn(part, [what for what, _ in self.s3.log])
+
     def test_the_index_comes_last(self):
         self.command("consolidate", self.large(), "-o", TARGET, "--to", "safetensors", "--max-shard-size", "8MB", "-q")
         shown = [key for name, key in self.s3.log if name in ("complete", "whole")]

@@ -140,6 +140,22 @@ fc_code fc_commit_finish(fc_commit *commit, fc_error *err);
 /** Removes the staging directory and frees `commit`. NULL is allowed. */
 void fc_commit_abort(fc_commit *commit);
 
+/** A file that is written from its first byte to its last one. In a bucket, it is sent meanwhile, in constant memory.
+ */
+typedef struct fc_appender fc_appender;
+
+/** @param path what fc_commit_path returns. @param out receives the file, also after a failure */
+fc_code fc_appender_new(const char *path, fc_appender **out, fc_error *err);
+
+/** Appends bytes. */
+fc_code fc_appender_add(fc_appender *appender, const void *bytes, size_t size, fc_error *err);
+
+/** Ends the file, before fc_commit_finish. */
+fc_code fc_appender_finish(fc_appender *appender, fc_error *err);
+
+/** NULL is allowed. */
+void fc_appender_free(fc_appender *appender);
+
 /**
  * Refuses (FC_EUSAGE) a target that exists and is, or contains, one of the files and directories `inputs`. Files are
  * compared by device and inode.
