@@ -1,7 +1,7 @@
 /*
  * Uploads that outlive the process that began them, so that another one can go on: see fetcher.h.
  */
-#include "net/fetcher/fetcher.h"
+#include "net/fetcher/uploads.h"
 
 #include <errno.h>
 #include <stdlib.h>

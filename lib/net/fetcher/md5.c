@@ -2,7 +2,7 @@
  * MD5 (RFC 1321), which buckets with Object Lock demand of what is sent. Nothing here relies on it for security. See
  * fetcher.h.
  */
-#include "net/fetcher/fetcher.h"
+#include "net/fetcher/uploads.h"
 
 #include <string.h>
 

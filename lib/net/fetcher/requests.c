@@ -3,6 +3,7 @@
  */
 #include "base/base64.h"
 #include "net/fetcher/ahead.h"
+#include "net/fetcher/uploads.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -2,6 +2,7 @@
  * The loop of the fetcher: takes requests, and lets libcurl work. See fetcher.h.
  */
 #include "net/fetcher/ahead.h"
+#include "net/fetcher/uploads.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -2,7 +2,7 @@
  * Tickets: what the fetcher of another process needs to complete an upload. Its first line is the server's ID of the
  * upload; then each part has a line with its size and its ETag. See fetcher.h.
  */
-#include "net/fetcher/fetcher.h"
+#include "net/fetcher/uploads.h"
 
 #include "base/grow.h"
 

@@ -3,6 +3,7 @@
  * breaks. See fetcher.h.
  */
 #include "net/fetcher/ahead.h"
+#include "net/fetcher/uploads.h"
 
 #include <arpa/inet.h>
 #include <inttypes.h>

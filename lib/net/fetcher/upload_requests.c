@@ -1,7 +1,7 @@
 /*
  * Requests to write objects, and the transfers that they need: see fetcher.h.
  */
-#include "net/fetcher/fetcher.h"
+#include "net/fetcher/uploads.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,7 +1,7 @@
 /*
  * The answers of servers to transfers that write, and what they mean for the caller. See fetcher.h.
  */
-#include "net/fetcher/fetcher.h"
+#include "net/fetcher/uploads.h"
 
 #include <ctype.h>
 #include <stdio.h>
