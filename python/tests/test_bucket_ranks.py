@@ -34,7 +34,7 @@ class Bucket(s3_server.S3):
 
     def __init__(self):
         super().__init__({}, least_part=5 << 20)
-        self.seen = []
+        self.seen, self.strangers = [], []  # strangers: objects that the mark next to them does not list with their run
 
     def complete(self, handler, query, key, body):
         if key == "refused/shard-00001-of-00003.h5":
@@ -45,6 +45,9 @@ class Bucket(s3_server.S3):
         super().put(key, *rest)
         if key.startswith("large/"):
             self.seen.append(key[6:])
+            line = f"{self.meta[key].get('x-amz-meta-fsdpckpt-run')} {key[6:]}".encode()
+            if key[6:] != MARK and line not in self.objects["large/" + MARK].split(b"\n"):
+                self.strangers.append(key)
 
     def remove(self, key):
         super().remove(key)
@@ -177,9 +180,11 @@ class Ranks(unittest.TestCase):
         for name in ("large", "plain", "async", *("saved-" + to for to in FORMATS)):
             self.check_same(name)
         self.assertEqual((self.bucket.uploads, self.bucket.wrong), ({}, []))
-        self.assertEqual(self.objects("refused"), {MARK: b"new\nshard-00001-of-00003.h5\n"})  # its answer may have been lost
+        self.assertEqual(list(self.objects("refused")), [MARK])
+        self.assertRegex(self.objects("refused")[MARK], rb"^new\n[0-9a-f]{16} shard-00001-of-00003\.h5\n$")  # its answer may have been lost
         self.assertEqual(sorted(self.objects("again")), ["index.h5", *SHARDS])
         self.assertEqual(self.bucket.seen, 2 * [MARK, *SHARDS, "index.h5", "-" + MARK])
+        self.assertEqual(self.bucket.strangers, [], "the next run knows each file by the run that the mark says")
         for said in results:
             self.assertEqual(said, results[0])
         self.assertEqual({name: list(failures) for name, failures in results[0].items()}, {"exists": [0], "refused": [0], "failed": [1]})

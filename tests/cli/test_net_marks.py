@@ -3,6 +3,7 @@
 run has begun, and nothing of others is touched."""
 
 import os
+import re
 import signal
 import subprocess
 import threading

@@ -4,7 +4,6 @@
 import glob
 import hashlib
 import os
-import re
 import socket
 import subprocess
 import tempfile
