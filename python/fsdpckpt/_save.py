@@ -94,7 +94,7 @@ def save(
 
 def _named_format(path: str) -> str | None:
     extension = os.path.splitext(path)[1].lower()
-    return next((name for name, extensions, writable in _native.formats() if writable and extension in extensions), None)
+    return next((name for name, extensions, writable, _ in _native.formats() if writable and extension in extensions), None)
 
 
 def _format_of(path: str) -> str:

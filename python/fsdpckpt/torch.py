@@ -188,7 +188,7 @@ class HDF5Writer(StorageWriter):
         assert self._staging is not None
         job = Job(path, self._staging.path(), self._format, mesh, held.values, layout, self._trust_objects)
         self._job = job
-        items, late = held.assign(stored)
+        items, late = held.take_all() if _is_self_contained(self._format) else held.assign(stored)
         packed = job.packed()
         apart = bool(chunks) or self._apart is not None
         return [
@@ -277,6 +277,11 @@ class HDF5Writer(StorageWriter):
 _WRITERS: weakref.WeakSet[HDF5Writer] = weakref.WeakSet()  # that have begun a target
 
 
+def _is_self_contained(format: str) -> bool:
+    """Whether each file of a rank has all that the rank holds."""
+    return any(name == format and contained for name, _, _, contained in _native.formats())
+
+
 def _in_bucket(path: str) -> bool:
     return path.startswith(("s3://", "gs://"))
 
@@ -333,6 +338,22 @@ class _Held:
         if all(chunk.sizes):
             self.boxes[number].append(Box(rank, tuple(chunk.offsets), tuple(chunk.sizes)))
             self._items[number].append(item)
+
+    def take_all(self) -> tuple[list[list[WriteItem]], bool]:
+        """`assign` for a format whose files have all that their rank holds, also what others hold."""
+        items: list[list[WriteItem]] = [[] for _ in range(self._ranks)]
+        for value, boxes, own, holders in zip(self.values, self.boxes, self._items, self._holders):
+            for box, item in zip(boxes, own):
+                items[box.rank].append(item)
+            for rank, item in holders:
+                items[rank].append(item)
+            lacking = len(holders or boxes) < self._ranks and (value.dtype is None or (boxes and boxes[0].sizes == value.shape))
+            if lacking:
+                raise UsageError(
+                    f"{value.name}: some ranks hold nothing of it, and in this format each rank has a file of its own: save it as "
+                    "h5 or dcp"
+                )
+        return items, False
 
     def assign(self, stored: Sequence[Sequence[int]]) -> tuple[list[list[WriteItem]], bool]:
         """The items that each rank writes, and whether rank 0 must wait for objects of other ranks."""
@@ -432,7 +453,8 @@ def _write(job: Job, rank: int, plan: SavePlan, planner: Resolver, objects: dict
     chunks = {name: _planned(item).chunk for name, item in items.items()}
     boxes = {name: Box(rank, tuple(chunk.offsets), tuple(chunk.sizes)) for name, chunk in chunks.items()}
     cached = _native.fits_cache(_size(plan) * local_ranks())
-    return job.write(rank, boxes, objects if rank == 0 else {}, fetch, jobs, cached)
+    own = objects if rank == 0 or _is_self_contained(job.format) else {}
+    return job.write(rank, boxes, own, fetch, jobs, cached)
 
 
 def _planned(item: WriteItem) -> TensorWriteData:

@@ -81,7 +81,8 @@ static PyObject *formats(PyObject *module, PyObject *unused) {
     (void)module;
     (void)unused;
     for (const fc_format *const *f = fc_formats(); list && *f; f++) {
-        PyObject *row = Py_BuildValue("(sNN)", (*f)->name, extensions(*f), PyBool_FromLong(fc_format_writes(*f)));
+        PyObject *row = Py_BuildValue("(sNNN)", (*f)->name, extensions(*f), PyBool_FromLong(fc_format_writes(*f)),
+                                      PyBool_FromLong((*f)->target.self_contained));
         if (!row || PyList_Append(list, row) != 0) {
             Py_DECREF(list);
             list = NULL;
@@ -115,7 +116,8 @@ static PyObject *fits_cache(PyObject *module, PyObject *bytes) {
 static PyMethodDef functions[] = {
     {"fits_cache", fits_cache, METH_O, "Whether the page cache should hold so many bytes that are read"},
     {"local_box", local_box, METH_VARARGS, "(offsets, sizes) of a rank: shape, mesh, placements, rank"},
-    {"formats", formats, METH_NOARGS, "[(name, extensions, whether it can be written), ...]"},
+    {"formats", formats, METH_NOARGS,
+     "[(name, extensions, whether it can be written, whether each file of a rank has all that the rank holds), ...]"},
     {"recipes", recipes, METH_NOARGS, "[(name, JSON text), ...] of the shipped recipes"},
     {"save", NATIVE_KEYWORDS(native_save), METH_VARARGS | METH_KEYWORDS, "Writes values in memory as a checkpoint."},
     {"layout", native_layout, METH_VARARGS,

@@ -127,7 +127,8 @@ def save_all(folder):
     for where in (f"{folder}/", BUCKET):
         save(plain, where + "plain")
         for to in FORMATS:
-            fsdpckpt.save({"weight": state["weight"]} if to in ("pt", "safetensors") else plain, where + "saved-" + to, to=to, progress=None)
+            values = {"weight": state["weight"], "buffer": torch.arange(5.0), **({"tag": {"lr": 0.5}} if to == "pt" else {})}
+            fsdpckpt.save(values if to in ("pt", "safetensors") else plain, where + "saved-" + to, to=to, progress=None)
         dcp.async_save(plain, storage_writer=HDF5Writer(where + "async")).result()
     assert same(load(zeroed(plain), BUCKET + "plain"), plain)
     torch.distributed.barrier()
@@ -175,10 +176,23 @@ class Ranks(unittest.TestCase):
         self.assertEqual(sorted(self.objects(name)), sorted(files), name)
         self.assertTrue(self.objects(name) == files, name)
 
+    def check_rank_files(self):
+        """torch.save: each file has all that its rank holds, what is replicated, too."""
+        import torch
+
+        rows = []
+        for rank in range(RANKS):
+            values = torch.load(os.path.join(self.folder, "saved-pt", f"model_world_size_{RANKS}_rank_{rank}.pt"), weights_only=True)
+            self.assertEqual((sorted(values), values["tag"]), (["buffer", "tag", "weight"], {"lr": 0.5}))
+            self.assertEqual(values["buffer"].tolist(), [0, 1, 2, 3, 4])
+            rows.append(values["weight"])
+        self.assertTrue(torch.equal(torch.cat(rows), torch.arange(900 * 3000, dtype=torch.float32).reshape(900, 3000)))
+
     def test_saves(self):
         results = run_ranks(save_all, self.folder, ranks=RANKS)
         for name in ("large", "plain", "async", *("saved-" + to for to in FORMATS)):
             self.check_same(name)
+        self.check_rank_files()
         self.assertEqual((self.bucket.uploads, self.bucket.wrong), ({}, []))
         self.assertEqual(list(self.objects("refused")), [MARK])
         self.assertRegex(self.objects("refused")[MARK], rb"^new\n[0-9a-f]{16} shard-00001-of-00003\.h5\n$")  # its answer may have been lost
