@@ -20,8 +20,8 @@ from torch.distributed.tensor import DTensor
 from . import _native
 from ._arguments import checked
 from ._delta import How, count_objects, how_of, label, members_of, tensors_of
-from ._errors import Error, UsageError
-from ._run import Path, Report
+from ._errors import Error, UnsupportedError, UsageError
+from ._run import Path, Report, is_in_bucket
 from ._save import _name, as_torch, host_tensor, plain_tensor
 from ._torch_planner import box_of
 
@@ -315,6 +315,10 @@ class _Writer:
 
     def _begin(self, old: Path | Mapping[str, Any], new: Mapping[str, Any]) -> tuple[Any, ...]:
         """Looks at both sides. Returns what tells the directory from those of other machines."""
+        if is_in_bucket(self.path):
+            raise UnsupportedError(
+                f"{self.path}: ranks cannot write a delta to a bucket together: write it to a directory that all see, and upload it"
+            )
         if isinstance(old, Mapping):
             self.values[OLD] = _Values("old", old)
         else:

@@ -63,6 +63,10 @@ class Report(Mapping[str, Any]):
         return f"<{self.command}: {'ok' if self.ok else 'found something'}, {plain}>"
 
 
+def is_in_bucket(path: str) -> bool:
+    return path.startswith(("s3://", "gs://"))
+
+
 def binary() -> str:
     """The path of the command."""
     return os.path.join(os.path.dirname(os.path.abspath(__file__)), "bin", "fsdpckpt")

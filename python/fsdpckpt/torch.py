@@ -36,6 +36,7 @@ from . import _native
 from ._arguments import checked, threads
 from ._delta_ranks import delta
 from ._errors import Error, SystemFailure, UnsupportedError, UsageError, tell
+from ._run import is_in_bucket
 from ._save import as_torch
 from ._shards import Box, Element, Job, Value, find_layout
 from ._torch_chunks import NamedChunks, Resolver, directory_of
@@ -204,7 +205,7 @@ class HDF5Writer(StorageWriter):
         """Begins the target, or joins the one that rank 0 has begun. After a failure on another rank, this one may still
         have what it made then. Two in one bucket would be the same, so that one is given up."""
         for other in list(_WRITERS):
-            if other is not self and other._target == path and not other._busy and _in_bucket(path):
+            if other is not self and other._target == path and not other._busy and is_in_bucket(path):
                 other._abort()
         self._staging = _native.Staging(path, self._format, force=self.force, bytes=bytes, joined=joined)
         self._target = path
@@ -233,7 +234,7 @@ class HDF5Writer(StorageWriter):
         job = self._job or Job.unpacked(task.job)
         if self._staging is None and self._coordinates:
             raise UsageError(f"{job.path}: another save to it has begun in this process")
-        if self._staging is None and _in_bucket(job.path):
+        if self._staging is None and is_in_bucket(job.path):
             self._begin_target(job.path, joined=job.staging)
         notes = b""
         if task.late:
@@ -282,13 +283,9 @@ def _is_self_contained(format: str) -> bool:
     return any(name == format and contained for name, _, _, contained in _native.formats())
 
 
-def _in_bucket(path: str) -> bool:
-    return path.startswith(("s3://", "gs://"))
-
-
 def _make_parents(path: str) -> None:
     """Makes the directories above a checkpoint, as FileSystemWriter does. Buckets have none."""
-    if _in_bucket(path):
+    if is_in_bucket(path):
         return
     if "://" in path:
         raise UsageError(f"{path}: is the address of a remote storage: name a directory of a file system")

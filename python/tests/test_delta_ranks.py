@@ -105,6 +105,7 @@ def publish(folder):
     wide = {**parts[1], "last": new["last"].float()} if rank == ranks - 1 else parts[1]
     errors.append(raised(delta, parts[0], wide, folder / "weight_v000005"))
     errors.append(raised(delta, parts[0], {"a": object()} if rank else parts[1], folder / "no" / "weight_v000005"))
+    errors.append(raised(delta, *parts, "s3://bucket/weight_v000005"))
     return [dict(report) for report in reports], errors, raw(old), raw(new)
 
 
@@ -181,6 +182,7 @@ class Ranks(unittest.TestCase):
             ("UsageError", "the old state dict: it has no tensor extra, which"),
             ("UsageError", "last: it is bfloat16 in the old state dict and float32 in"),
             ("", "no"),
+            ("UnsupportedError", "write it to a directory that all see"),
         )
         for errors in rows:
             for error, (kind, text) in zip(errors, wanted, strict=True):
