@@ -37,6 +37,7 @@ struct fc_commit {
     bool remote; /* the target is in a bucket: it has `staged` instead of a parent and a staging directory */
     fc_staged_target *staged;
     char *journal;         /* of `staged`; may be NULL */
+    bool has_journal;      /* what is written may be listed there */
     bool was_begun;        /* by an earlier run, which has left the journal */
     bool keeps;            /* an abort keeps the staging directory, or the journal and the uploads of `staged`, */
     bool says_so;          /* and says so */
@@ -49,7 +50,7 @@ static void free_staged(const fc_commit *commit) {
         return;
     }
     fc_staged_free(commit->staged);
-    if (commit->staged && commit->how.resumable) {
+    if (commit->has_journal) {
         fc_staged_journal_end(commit->journal, commit->target, commit->how.is_directory, commit->was_begun);
     }
 }
@@ -163,6 +164,7 @@ static fc_code clear_uploads(fc_commit *commit, fc_error *err) {
     FC_TRY(fc_staged_journal_find(commit->journal, &commit->was_begun, err));
     if (how->resumable) {
         fc_staged_stay(commit->staged);
+        commit->has_journal = true;
         commit->keeps = commit->was_begun;
     } else if (commit->was_begun && how->reporter.report) {
         fc_error line; /* makes the line printable */

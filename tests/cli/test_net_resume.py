@@ -160,6 +160,18 @@ class Kept(Resume):
         self.assertEqual((self.s3.uploads, JOURNAL in self.s3.objects), (uploads, True))
         self.finish(self.expected, *self.arguments, "--resume")
 
+    def test_a_target_that_appeared(self):
+        """A run that is refused loses nothing of what is kept."""
+        uploads = dict(self.s3.uploads)
+        self.s3.put(PREFIX + "/thesis.txt", b"mine")
+        for force in ([], ["--force"]):
+            self.command(*self.arguments, "--resume", *force, status=2)
+            self.assertEqual((self.s3.uploads, JOURNAL in self.s3.objects), (uploads, True))
+        self.s3.remove(PREFIX + "/thesis.txt")
+        self.s3.log.clear()
+        self.finish(self.expected, *self.arguments, "--resume")
+        self.assertLess(self.sent(), 5)
+
     def test_a_changed_source(self):
         with open(self.source, "r+b") as f:
             f.seek(-1, os.SEEK_END)

@@ -10,6 +10,8 @@ import tempfile
 import threading
 import time
 import unittest
+import urllib.error
+import urllib.request
 
 import net_server
 from harness import BINARY, HANG, corpus
@@ -219,6 +221,20 @@ class Same(Targets):
 class Moto(Targets):
     """A bucket by other hands."""
 
+    def check_resume(self, url, expected):
+        """Kills a run when its journal is there. The next one goes on with the upload."""
+        arguments = ["consolidate", self.large(16), "-o", "s3://models/k.pt", "--resume", "--jobs", "1", "--memory", "8MiB"]
+        run = self.start(*arguments)
+        while run.poll() is None:
+            try:
+                urllib.request.urlopen(urllib.request.Request(url + "/models/.k.pt.fsdpckpt-resume", headers={"Authorization": "AWS k:s"})).close()
+                run.kill()
+            except urllib.error.HTTPError:
+                time.sleep(0.01)
+        self.assertEqual((run.wait(), run.communicate()[1]), (-9, ""))
+        self.assertIn("goes on with a conversion of which", self.command(*arguments))
+        expected["k.pt"] = self.local("consolidate", arguments[1], name="k.pt")[""]
+
     def test_same(self):
         with socket.socket() as s:
             s.bind(("127.0.0.1", 0))
@@ -242,6 +258,8 @@ print(len(s3.list_multipart_uploads(Bucket="models").get("Uploads", [])), "uploa
         try:
             self.assertEqual(server.stdout.readline(), "ready\n")
             self.server.name = url
+            self.check_resume(url, expected)
+            self.large()
             other = os.path.join(self.dir, "other.safetensors")
             os.rename(source, other)
             for name, arguments in {"a.pt": ["consolidate", other], "b c/d.h5": ["consolidate", other],

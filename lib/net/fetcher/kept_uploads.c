@@ -39,7 +39,7 @@ static bool take_one(transfer *t, const char *at) {
 /* @param more receives whether other parts follow */
 static bool take_page(transfer *t, bool *more) {
     const char *text = t->body ? (const char *)t->body : "", *at = text;
-    bool good = xml_find(text, "<ListPartsResult") && xml_find(text, "</ListPartsResult>");
+    bool good = xml_find(text, "<ListParts") && xml_find(text, "</ListParts"); /* ...Result, or ...Response */
     while (good && t->error.code == FC_OK && (at = xml_find(at, "<Part>")) != NULL) {
         good = take_one(t, at++);
     }
