@@ -28,7 +28,7 @@ static fc_code hide(char **argument, fc_error *err) {
     free(name);
     FC_TRY(whole ? FC_OK : fc_no_memory(err, NULL));
     char *query = strchr(url, '?');
-    memset(query, '*', strlen(query)); /* "ps" shows it */
+    memset(query, '*', strlen(query)); /* "ps" shows the arguments */
     *argument = whole;
     return FC_OK;
 }

@@ -13,7 +13,7 @@ typedef struct text_out {
     int fd;
     int error;
     size_t used;
-    bool (*put)(void *context, const void *bytes, size_t size); /**< takes the bytes; NULL: `fd` does */
+    bool (*put)(void *context, const void *bytes, size_t size); /**< takes the bytes; NULL: they go to `fd` */
     void *context;                                              /**< of `put` */
     char buf[1 << 16];
 } text_out;

@@ -19,10 +19,10 @@ typedef struct fc_delta_sum {
 
 void fc_delta_sum_begin(fc_delta_sum *sum, fc_delta_checksum kind);
 void fc_delta_sum_add(fc_delta_sum *sum, const unsigned char *bytes, size_t size);
-/** The numbers that another process needs to go on with a sum. */
+/** How many numbers another process needs to go on with a sum. */
 enum { FC_DELTA_SUM_NUMBERS = 45 };
 
-/** @param bytes that were added. */
+/** Saves a sum as numbers. @param bytes how many were added */
 void fc_delta_sum_save(const fc_delta_sum *sum, uint64_t bytes, uint64_t numbers[FC_DELTA_SUM_NUMBERS]);
 
 /** Begins a sum as it was saved. @return the bytes that were added; 0: the numbers are not those of one sum, or another

@@ -1,6 +1,6 @@
 /*
- * The first bytes of the frames of deltas on servers, which say what each frame needs. They are asked for at once: one
- * after the other, each would take a round trip to the server.
+ * The first bytes of the frames of deltas on servers, which say how much memory decoding needs. They are asked for at
+ * once: one after the other, each would take a round trip to the server.
  */
 #pragma once
 

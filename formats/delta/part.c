@@ -173,7 +173,7 @@ static fc_code check_sides(const maker *m, const char *path, const fc_delta_opti
     }
     if (fc_is_remote(path) && o->encoding == FC_DELTA_AUTO) {
         return fc_fail(err, FC_EUNSUPPORTED,
-                       "%s: on the way to a bucket, only one encoding can be made: choose xor or overwrite", path);
+                       "%s: a delta in a bucket has one encoding from the start: choose xor or overwrite", path);
     }
     return o->inputs ? fc_check_inputs(path, o->inputs, "a file", err) : FC_OK;
 }

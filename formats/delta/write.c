@@ -220,7 +220,7 @@ uint64_t fc_delta_workers_memory(const char *path, uint64_t memory) {
     return memory / 2 > FC_LEAST_MEMORY ? memory / 2 : FC_LEAST_MEMORY;
 }
 
-/* Makes what the files of encoders are kept in. */
+/* Makes what takes the frames: a directory for the files of encoders, or a sender. */
 static fc_code begin_frames(const fc_delta_publication *p, const char *folder, fc_commit **scratch,
                             fc_delta_sender **sender, fc_error *err) {
     char path[PATH_MAX];

@@ -36,10 +36,10 @@ struct fc_commit {
     fc_staging staging;
     bool remote; /* the target is in a bucket: it has `staged` instead of a parent and a staging directory */
     fc_staged_target *staged;
-    char *journal;         /* of `staged`; may be NULL */
+    char *journal;         /* name of the tile journal of `staged`; may be NULL */
     bool has_journal;      /* what is written may be listed there */
     bool was_begun;        /* by an earlier run, which has left the journal */
-    bool keeps;            /* an abort keeps the staging directory, or the journal and the uploads of `staged`, */
+    bool keeps;            /* an abort keeps the staging directory, or the tile journal and uploads of `staged`, */
     bool says_so;          /* and says so */
     fc_progress *progress; /* may be NULL */
 };

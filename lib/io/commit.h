@@ -12,7 +12,7 @@ void fc_commit_count(fc_commit *commit, struct fc_progress *progress);
  * says so. At first, it stays if it was there before, and nothing is said: the error tells why it is of no use. */
 void fc_commit_keep(fc_commit *commit, bool keeps);
 
-/** Returns the path of the staging directory, or of the journal of a target in a bucket (io/staged_kept.h). */
+/** Returns the path of the staging directory, or of the tile journal of a target in a bucket (io/staged_kept.h). */
 const char *fc_commit_folder(const fc_commit *commit);
 
 /**

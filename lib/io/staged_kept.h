@@ -1,7 +1,7 @@
 /*
- * What an unfinished target in a bucket leaves for a run that goes on: uploads that are not completed, and a journal
- * next to the target, ".NAME.fsdpckpt-resume", which says what they have (move/tile_journal.h). Without the journal,
- * the next run aborts them.
+ * What an unfinished target in a bucket leaves for a run that goes on: uploads that are not completed, and a tile
+ * journal next to the target, ".NAME.fsdpckpt-resume", which says what they have (move/tile_journal.h). Without it, the
+ * next run aborts them.
  */
 #pragma once
 
@@ -9,7 +9,7 @@
 
 #include <stdbool.h>
 
-/** @param out receives the name of the journal, which the caller frees; NULL: a whole bucket has none */
+/** @param out receives the name of the tile journal, which the caller frees; NULL: a whole bucket has none */
 fc_code fc_staged_journal_name(const char *target, char **out, fc_error *err);
 
 /** Finds out whether there is a journal. @param journal may be NULL */

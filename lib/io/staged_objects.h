@@ -65,7 +65,7 @@ fc_code fc_staged_publish(fc_staged_target *target, bool only_new, struct fc_pro
 /** Aborts all that is not visible, and frees it. NULL is allowed. */
 void fc_staged_free(fc_staged_target *target);
 
-/** From now on, uploads outlive this process: fc_staged_take_up. */
+/** From now on, uploads outlive this process, so that another run can take them up (fc_staged_take_up). */
 void fc_staged_stay(fc_staged_target *target);
 
 /** fc_staged_free for a target whose uploads another run takes up. */

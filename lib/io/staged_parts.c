@@ -342,7 +342,7 @@ static bool must_wait(const fc_staged_file *file, unsigned number) {
            !(number == file->first && file->sending == 0);
 }
 
-/* Waits until a part may be begun, and sends others meanwhile: their threads may do it only after this one. */
+/* Waits until a part may be begun, and sends complete ones meanwhile: the threads that completed them may wait, too. */
 static fc_code enter_part(fc_staged_file *file, unsigned number, fc_error *err) {
     fc_code rc = FC_OK;
     pthread_mutex_lock(&file->target->lock);
@@ -471,7 +471,7 @@ static fc_code end_growth(fc_staged_file *file, fc_error *err) {
         good = !file->parts[part].sent || (uint64_t)part * file->part + part_size(file, part) <= size;
     }
     if (!good) {
-        return fc_fail(err, FC_EIO, "%s: it has another length than its data", file->path);
+        return fc_fail(err, FC_EIO, "%s: its length does not agree with its data", file->path);
     }
     file->size = size;
     file->grows = false;

@@ -59,7 +59,7 @@ struct fc_staged_target {
     char *path; /* with FC_STAGED */
     bool is_folder;
     bool stays;                     /* what is sent outlives this process */
-    uint64_t run;                   /* a random number, by which the next run knows the objects of this process */
+    uint64_t run;                   /* number of this run, by which the next one knows the objects of this process */
     bool joined;                    /* another process has begun it */
     pthread_mutex_t lock;           /* guards the states of parts */
     pthread_cond_t changed;         /* a part was opened or closed, or another one is first */

@@ -29,7 +29,7 @@ struct fc_staged_stream {
 };
 
 static uint64_t part_size(unsigned part) {
-    enum { EQUAL = 4000, DOUBLED = 1000 }; /* as many parts have FC_STREAM_PART; after as many more the size doubles */
+    enum { EQUAL = 4000, DOUBLED = 1000 }; /* parts of FC_STREAM_PART bytes; parts after which the size doubles */
     return (uint64_t)FC_STREAM_PART << (part < EQUAL ? 0 : 1 + (part - EQUAL) / DOUBLED);
 }
 

@@ -7,7 +7,7 @@
  * offsets. A worker waits only when every slot holds a chunk that comes after one still being compressed.
  *
  * A worker that would begin a part of a file in a bucket may have to wait until others are sent. The worker with the
- * first of the chunks that are being written never waits for a chunk. It frees its slot before it sends a part.
+ * first of the chunks that are being written never waits for a chunk. A worker frees its slot before it sends a part.
  *
  * If several ranks compress the file, the slots hold this rank's chunks of two rounds (rounds.h). The calling thread,
  * which alone may talk to other ranks, exchanges a round when all its chunks are ready.

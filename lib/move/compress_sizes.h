@@ -29,8 +29,8 @@ void fc_compress_survey(const fc_target *target, const fc_target_file *file, fc_
 
 /**
  * Divides `memory`: workers' buffers, slots, and at least a quarter for decoded chunks.
- * @param parts  bytes that the parts of a file in a bucket take apart from `memory`. Workers wait while they send
- * these, so there are more workers.
+ * @param parts  bytes that the parts of a file in a bucket take in addition to `memory`. Workers wait while they send
+ * parts, so there are more workers.
  * @param threads 0: as many as are useful.
  */
 fc_code fc_compress_divide(uint64_t memory, uint64_t parts, int threads, fc_compress_sizes *s, fc_error *err);

@@ -159,8 +159,9 @@ static fc_code take_batch(worker *w, fc_batch *batch, fc_error *err) {
     return FC_OK;
 }
 
-/* Whether a worker takes its next batch before it moves the one that it has. It does not if a record of finished tiles
-   may keep it from moving that, while others wait until it has: for room in the memory of a file in a bucket. */
+/* Whether a worker takes its next batch before it moves the one that it has. Taking one may wait for a tile record,
+   which waits until all workers have moved theirs. In a bucket, these may wait for room in memory, which comes only
+   when the first one has moved its own. */
 static bool takes_ahead(const worker *w) {
     return w->engine->remote && !(w->engine->queue.resume && w->output.staged);
 }

@@ -29,7 +29,7 @@
 #include <unistd.h>
 
 enum {
-    RECORDS = 32,         /* at least so many per conversion, so that a dead run loses 3 % at most */
+    RECORDS = 32,         /* at least so many per conversion, so that a dead run loses at most 3 % */
     REMOTE_RECORDS = 128, /* in a bucket, where some wait for the rest of a part */
     SECONDS = 2,          /* between two records */
     NEAR = 16             /* pending tiles that a new one is joined with, if it follows one of them */
@@ -49,8 +49,8 @@ struct fc_resume {
     const fc_target *target;
     fc_tile_journal journal;
     char *folder;
-    int tiles;               /* descriptor of the directory of the staged files; -1 in a bucket, */
-    fc_staged_file **staged; /* where they have these, by number; NULL: it has no parts yet */
+    int tiles;               /* descriptor of the directory of the staged files; -1 in a bucket */
+    fc_staged_file **staged; /* in a bucket: the staged files, by number; NULL: it is not divided into parts yet */
     size_t most_staged;
     fc_resume_sums sums;               /* of the sources */
     uint64_t record_bytes, held_bytes; /* between two records; in the tiles of all workers */

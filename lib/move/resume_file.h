@@ -24,8 +24,7 @@ fc_code fc_staged_take(const fc_target *target, const fc_target_file *file, int 
 fc_code fc_staged_name(const fc_target_file *file, int tiles, uint64_t number, fc_error *err);
 
 /**
- * Lets `file`, whose headers are written and which is made in a bucket, have the upload of an earlier run, or a new
- * one.
+ * Gives `file`, whose headers are written and which is made in a bucket, the upload of an earlier run, or a new one.
  * @param done its tiles that the journal has, with their items in the file
  * @param now receives what is true of `file`, for the journal. Its `upload` belongs to the file; NULL: it is sent as a
  * whole at the end

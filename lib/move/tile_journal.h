@@ -32,9 +32,10 @@ typedef struct fc_done_sum {
 
 /** A file that is being written. */
 typedef struct fc_written_file {
-    uint64_t inode, size;
+    uint64_t inode; /**< of a file in a bucket: the number of the run that began its upload */
+    uint64_t size;
     uint64_t layout; /**< digest of where its items are */
-    char *upload;    /**< ID of the upload of a file in a bucket, whose inode is the number of the run; else NULL */
+    char *upload;    /**< ID of the upload of a file in a bucket; else NULL */
 } fc_written_file;
 
 typedef struct fc_tile_journal {

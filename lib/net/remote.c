@@ -49,11 +49,10 @@ fc_code fc_remote_check(const char *name, fc_error *err) {
     const bool is_url = strncmp(name, "http", 4) == 0, is_hub = strncmp(name, "hf://", 5) == 0;
     const char *second = host[host_size] ? host + host_size + 1 : "";
     if (is_url && (memchr(host, '@', host_size) || query_of(name) || strchr(host, '#'))) {
-        return fc_fail(
-            err, FC_EUSAGE,
-            "%.*s...: a URL with a user, a fragment, or a query in another place than an argument is refused, "
-            "because messages and reports would show that part: leave it out",
-            (int)shown, name);
+        return fc_fail(err, FC_EUSAGE,
+                       "%.*s...: a URL with a user, a fragment or, in this place, a query is refused, because messages "
+                       "and reports would show that part: leave it out, or download the file",
+                       (int)shown, name);
     }
     if (is_hub && (host_size == 0 || strcspn(second, "/@") == 0)) {
         return fc_fail(err, FC_EUSAGE, "%.256s: is not the name of a model on the hub: hf://owner/model[@revision]",

@@ -168,7 +168,7 @@ static fc_code take_ticket(const fc_upload *u, const char *ticket, size_t size, 
     const fc_net_request request = {.kind = FC_NET_TAKE, .part = parts, .length = size};
     const int fd = memfd_create("fsdpckpt-ticket", MFD_CLOEXEC);
     if (fd < 0) {
-        return fc_fail_errno(err, errno, "%s: a file for its parts cannot be made", u->name);
+        return fc_fail_errno(err, errno, "%s: memory cannot be reserved", u->name);
     }
     fc_code rc = pwrite(fd, ticket, size, 0) == (ssize_t)size ? ask_upload(u, &request, fd, err)
                                                               : fc_fail_errno(err, errno, "%s: no memory", u->name);
@@ -184,7 +184,7 @@ fc_code fc_upload_adopt(const char *name, uint64_t run, const char *ticket, size
     request.run = run;
     FC_TRY(open_upload(name, &request, NULL, 0, out, err));
     if (!*out) {
-        return fc_fail(err, FC_EIO, "%s: the process that talks to servers cannot make it its own", name);
+        return fc_fail(err, FC_EIO, "%s: the process that talks to servers did not adopt its upload", name);
     }
     const fc_code rc = take_ticket(*out, ticket, size, parts, err);
     if (rc != FC_OK) {

@@ -12,7 +12,7 @@
 
 enum {
     FC_UPLOAD_MOST_PARTS = 10000,
-    FC_UPLOAD_PATIENCE = 2000, /**< for fc_upload_abort, of all uploads of a job */
+    FC_UPLOAD_PATIENCE = 2000, /**< milliseconds, for fc_upload_abort of all uploads of a job together */
 };
 
 /** An object that is sent in parts. */
@@ -23,7 +23,7 @@ fc_code fc_upload_check(const char *name, fc_error *err);
 
 /**
  * Begins to send the object `name` in parts.
- * @param run a random number of the run, which the object keeps as metadata: see fc_upload_delete_own
+ * @param run number of the run, which the object keeps as metadata: see fc_upload_delete_own
  * @param id NULL: the upload is aborted when this process ends. Otherwise it stays until it is completed or aborted,
  * and `id` receives the server's ID for it, which the caller frees.
  * @param out owned by the caller, who completes, aborts or leaves it
@@ -50,22 +50,22 @@ fc_code fc_upload_complete(fc_upload *u, unsigned parts, bool only_new, fc_error
 
 /** Gives an upload up, as far as the server can be reached, and frees it.
  * @param u may be NULL
- * @param patience milliseconds that a cancelled job waits for the server at most, which are reduced by those that it
- * waited. The fetcher goes on with what is not done by then. */
+ * @param patience milliseconds that a cancelled job waits for the server at most; receives what is left of them. The
+ * fetcher goes on with what is not done by then. */
 void fc_upload_abort(fc_upload *u, int *patience);
 
 /** Frees an upload that has an ID, and keeps what was sent for the process that continues it. @param u may be NULL */
 void fc_upload_leave(fc_upload *u);
 
 /**
- * Makes the ticket of an upload whose parts 1 to `parts` are sent. With it, another process makes the upload also its
- * own. Then each of the two may complete or abort it, and the first one does. So this process keeps the upload until
+ * Makes the ticket of an upload whose parts 1 to `parts` are sent. With it, another process can adopt the upload. Then
+ * each of the two may complete or abort it, and what the first one does counts. So this process keeps the upload until
  * the other one has completed it, and then aborts it, which does nothing any more.
  * @param ticket receives the bytes, malloc'ed
  */
 fc_code fc_upload_ticket(const fc_upload *u, unsigned parts, char **ticket, size_t *size, fc_error *err);
 
-/** Makes the upload of the object `name` that another process has begun, with `run`, also one of this process.
+/** Adopts the upload of the object `name` that another process has begun, with `run`.
  * @param out owned by the caller, who completes or aborts it */
 fc_code fc_upload_adopt(const char *name, uint64_t run, const char *ticket, size_t size, unsigned parts,
                         fc_upload **out, fc_error *err);

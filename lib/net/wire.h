@@ -21,7 +21,7 @@ typedef enum fc_net_request_kind {
     FC_NET_READ,     /**< bytes of an open file: FC_NET_DATA until all are sent, then FC_NET_DONE; of shared memory only
                           FC_NET_DONE, with the number of bytes that were written there */
     FC_NET_AHEAD,    /**< name of a file that will be opened soon; or bytes of an open file that will be read soon, in
-                        their    order, by whoever has this socket; no answer */
+                          their order, by whoever has this socket; no answer */
     FC_NET_HOST,     /**< name is "host:port:addresses" for CURLOPT_RESOLVE, or "host:port" if it has no address; no
                           answer */
     FC_NET_HIDE,     /**< name is a URL with a query; `size` of the answer is the number for fc_net_hidden_name */
@@ -52,7 +52,7 @@ typedef struct fc_net_request {
     uint64_t offset, length;
     uint64_t into; /**< of FC_NET_READ: where in the shared memory; else FC_NOT_SHARED */
     uint32_t part, flag;
-    uint64_t run; /**< ID of the run that makes or made the object, which the object keeps; 0: none */
+    uint64_t run;                    /**< number of the run that makes or made the object, in its metadata; 0: none */
     char name[FC_NET_MOST_NAME + 1]; /**< only name_size bytes are sent, without a NUL */
 } fc_net_request;
 

@@ -60,7 +60,7 @@ enum {
     FC_THREADS_REMOTE = 32,
     FC_LEAST_REMOTE_BYTES = 256 << 10,
 
-    /* Bytes between two runs that cost less than another request. The fetcher drops even more (MOST_GAP). */
+    /* Bytes between two runs that cost less than another request. The fetcher can drop more of them (MOST_GAP). */
     FC_GAP_REMOTE = 128 << 10,
 
     FC_MOST_THREADS = 256

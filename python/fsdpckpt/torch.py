@@ -101,7 +101,7 @@ class HDF5Writer(StorageWriter):
         self._coordinates = False
         self._chunks = NamedChunks()
         self._apart: int | None = None  # the rank, if each has a checkpoint of its own
-        self._staging: _native.Staging | None = None  # of rank 0; in a bucket of each rank
+        self._staging: _native.Staging | None = None  # of rank 0; in a bucket, of each rank
         self._busy = False
         self._job: Job | None = None
         self._late: tuple[SavePlan, Resolver] | None = None
@@ -202,8 +202,8 @@ class HDF5Writer(StorageWriter):
         ]
 
     def _begin_target(self, path: str, *, bytes: int = 0, joined: str | None = None) -> None:
-        """Begins the target, or joins the one that rank 0 has begun. After a failure on another rank, this one may still
-        have what it made then. Two in one bucket would be the same, so that one is given up."""
+        """Begins the target, or joins the one that rank 0 has begun. After a failure on another rank, a writer of this process
+        may still have a target in a bucket of the same name, so that one is aborted first."""
         for other in list(_WRITERS):
             if other is not self and other._target == path and not other._busy and is_in_bucket(path):
                 other._abort()
@@ -233,7 +233,7 @@ class HDF5Writer(StorageWriter):
         objects = {item.index.fqn: _object(item, resolver) for item in plan.items if item.type == WriteItemType.BYTE_IO}
         job = self._job or Job.unpacked(task.job)
         if self._staging is None and self._coordinates:
-            raise UsageError(f"{job.path}: another save to it has begun in this process")
+            raise UsageError(f"{job.path}: another save to it has begun in this process: let one end before the next begins")
         if self._staging is None and is_in_bucket(job.path):
             self._begin_target(job.path, joined=job.staging)
         notes = b""
@@ -251,7 +251,7 @@ class HDF5Writer(StorageWriter):
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         job, staging = self._job, self._staging
         if job is None or staging is None:
-            raise UsageError(f"{self.path}: another save to it has begun in this process")
+            raise UsageError(f"{self.path}: another save to it has begun in this process: let one end before the next begins")
         self._busy = True
         written: list[_Written] = sorted(result.storage_data for row in results for result in row)
         try:
@@ -288,7 +288,7 @@ def _make_parents(path: str) -> None:
     if is_in_bucket(path):
         return
     if "://" in path:
-        raise UsageError(f"{path}: is the address of a remote storage: name a directory of a file system")
+        raise UsageError(f"{path}: is the address of a remote storage: name a directory, or a place in a bucket (s3://, gs://)")
     parent = os.path.dirname(path.rstrip("/"))
     try:
         if parent:

@@ -26,10 +26,10 @@ typedef struct fc_probe {
     size_t head_size;          /**< up to 4096 */
 } fc_probe;
 
-/** Decides which of two checkpoints in one directory is read; lower ones come first (lib/checkpoint/folder.h). */
 /** The largest alignment of a compressed HDF5 chunk, in bytes. */
 enum { FC_PLACE_ALIGN = 4096 };
 
+/** Decides which of two checkpoints in one directory is read; lower ones come first (lib/checkpoint/folder.h). */
 typedef enum fc_listed_role {
     FC_LISTED_TRAINING, /**< what a trainer saved to continue from */
     FC_LISTED_MODEL,    /**< the file names that transformers and diffusers load first */

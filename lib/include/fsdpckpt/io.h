@@ -121,8 +121,8 @@ fc_code fc_commit_scratch(const char *target, fc_commit **out, fc_error *err);
  * Lets this process write files of a target that another one has begun. Only a target in a bucket needs that: each
  * process sends its own files, and the one that has begun the target makes all of them visible (fsdpckpt/shards.h).
  * @param path what fc_commit_path returned in the other process
- * @param out is ended with fc_commit_abort, when the other process has ended its own: then this aborts only what is not
- * visible. NULL: there is nothing to end, because the target is on this machine or was begun in this process
+ * @param out ends with fc_commit_abort, after the other process has ended its own: that aborts only what is not visible
+ * by then. NULL: there is nothing to end, because the target is on this machine or was begun in this process
  */
 fc_code fc_commit_join(const char *path, fc_commit **out, fc_error *err);
 
@@ -140,8 +140,7 @@ fc_code fc_commit_finish(fc_commit *commit, fc_error *err);
 /** Removes the staging directory and frees `commit`. NULL is allowed. */
 void fc_commit_abort(fc_commit *commit);
 
-/** A file that is written from its first byte to its last one. In a bucket, it is sent meanwhile, in constant memory.
- */
+/** A file that is written from its first byte to its last one. In a bucket, it is sent in parts meanwhile. */
 typedef struct fc_appender fc_appender;
 
 /** @param path what fc_commit_path returns. @param out receives the file, also after a failure */

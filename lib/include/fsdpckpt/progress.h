@@ -72,7 +72,7 @@ fc_code fc_progress_count(fc_progress *progress, uint64_t n, fc_error *err);
 
 /**
  * From now on, what this thread and the workers that it starts wait for on servers is given up, with FC_EINTERRUPTED,
- * when `progress` is cancelled, except what makes or deletes an object. NULL: they wait to the end.
+ * when `progress` is cancelled. A request that makes or deletes an object is waited for. NULL: they wait to the end.
  * @return the one before.
  */
 const fc_progress *fc_progress_watch(const fc_progress *progress);

@@ -1,7 +1,7 @@
 /*
  * Ranges, and reading ahead: a caller announces what it will read of an open file, and the server begins to send it.
  * Bytes wait in the connection until a read asks for them, so that they cost no memory. A reader may take an announced
- * range in several pieces. See fetcher.h.
+ * range in several pieces. See ahead.h.
  */
 #include "net/fetcher/ahead.h"
 

@@ -1,5 +1,5 @@
 /*
- * Ranges of files, and reading ahead: see ahead.c.
+ * Ranges of files, and reading ahead.
  */
 #pragma once
 

@@ -165,7 +165,7 @@ typedef enum transfer_kind {
     FOR_WHOLE,
     FOR_DELETE,
     FOR_UPLOADS, /* a page of the uploads of a bucket */
-    FOR_PROBE,   /* whether `next` may be done: an object that must be new, or be of the run that is deleted */
+    FOR_PROBE,   /* whether `next` may be done: there is no such object, or, to delete it, it is of the run `run` */
     FOR_PROOF    /* whether the object is of this run, because the answer to `next` was lost */
 } transfer_kind;
 
@@ -178,7 +178,7 @@ typedef struct outgoing {
     char *text;         /* FOR_COMPLETE: what is sent */
     int file;           /* FOR_PART and FOR_WHOLE: the file that is sent; else -1 */
     uint64_t sent;      /* bytes of this try */
-    uint64_t run;       /* which makes the object, or made what is deleted; 0: any */
+    uint64_t run;       /* number of the run that makes the object, or made what is deleted; 0: any */
     unsigned part;      /* FOR_PART: its number; FOR_COMPLETE, FOR_PARTS: how many there are */
     unsigned after;     /* FOR_PARTS: the last part of the page before */
     bool only_new;

@@ -1,5 +1,5 @@
 /*
- * Uploads that outlive the process that began them, so that another one can go on: see fetcher.h.
+ * Uploads that outlive the process that began them, so that another one can go on: see uploads.h.
  */
 #include "net/fetcher/uploads.h"
 

@@ -1,6 +1,6 @@
 /*
  * MD5 (RFC 1321), which buckets with Object Lock demand of what is sent. Nothing here relies on it for security. See
- * fetcher.h.
+ * uploads.h.
  */
 #include "net/fetcher/uploads.h"
 

@@ -50,7 +50,7 @@ uint64_t object_identity(const object *o) {
 
 /* ---- heads ---- */
 
-/* Forgets most of a head. Of a small one, or if there is no other way, all of it. */
+/* Forgets most of a head: all of it if it is short, or if memory for the rest is lacking. */
 static void shrink_head(fetcher *f, object *o) {
     unsigned char *less = o->head_size > SHORT_HEAD ? realloc(o->head, SHORT_HEAD) : NULL;
     f->heads -= o->head_size;

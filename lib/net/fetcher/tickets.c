@@ -1,6 +1,6 @@
 /*
  * Tickets: what the fetcher of another process needs to complete an upload. Its first line is the server's ID of the
- * upload; then each part has a line with its size and its ETag. See fetcher.h.
+ * upload; then each part has a line with its size and its ETag. See uploads.h.
  */
 #include "net/fetcher/uploads.h"
 
@@ -51,7 +51,7 @@ void ticket_write(fetcher *f, const upload *u, const fc_net_request *request, in
     fc_error error;
     fc_code rc = write_ticket(u, request->part, &text, &error);
     if (rc == FC_OK && text.size > request->length) {
-        rc = fc_fail(&error, FC_EUNSUPPORTED, "%s: the server's names of the parts are too long", u->name);
+        rc = fc_fail(&error, FC_EUNSUPPORTED, "%s: the ETags of its parts are too long", u->name);
     }
     if (rc != FC_OK) {
         fetcher_send_error(f, answer, &error);

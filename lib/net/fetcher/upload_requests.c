@@ -1,5 +1,5 @@
 /*
- * Requests to write objects, and the transfers that they need: see fetcher.h.
+ * Requests to write objects, and the transfers that they need: see uploads.h.
  */
 #include "net/fetcher/uploads.h"
 

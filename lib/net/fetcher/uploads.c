@@ -1,5 +1,5 @@
 /*
- * The answers of servers to transfers that write, and what they mean for the caller. See fetcher.h.
+ * The answers of servers to transfers that write, and what they mean for the caller. See uploads.h.
  */
 #include "net/fetcher/uploads.h"
 

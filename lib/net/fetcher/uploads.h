@@ -42,7 +42,7 @@ void ticket_take(fetcher *f, upload *u, const fc_net_request *request, int answe
 
 /* ---- uploads.c ---- */
 
-/* Keeps the ETag of a part, which it owns from then on. @return false: out of memory */
+/* Keeps the ETag of a part, and owns it from then on. @return false: out of memory */
 bool upload_keep_part(upload *u, unsigned part, char *etag, uint64_t size);
 
 /* Judges what a server answers to a transfer that writes. */
