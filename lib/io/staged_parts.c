@@ -36,14 +36,15 @@ static fc_code punch_part(const fc_staged_file *file, unsigned part, fc_error *e
         const uint64_t from = d->offset > first ? d->offset : first;
         const uint64_t to = d->offset + d->size < end ? d->offset + d->size : end;
         if (fallocate(file->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)from, (off_t)(to - from)) != 0) {
-            return fc_fail_errno(err, errno, "%s: memory cannot be freed", file->path);
+            return fc_fail_errno(err, errno, "%s: memory cannot be freed", fc_staged_final_name(file->path));
         }
     }
     return FC_OK;
 }
 
 static fc_code fail_twice(const fc_staged_file *file, unsigned number, fc_error *err) {
-    return fc_fail(err, FC_EIO, "%s: bytes of part %u were written twice", file->path, number + 1);
+    return fc_fail(err, FC_EIO, "%s: bytes of part %u were written twice", fc_staged_final_name(file->path),
+                   number + 1);
 }
 
 /* Counts a part as in memory, or no longer. The caller holds the lock. */
@@ -95,18 +96,15 @@ static fc_code send_full(fc_staged_file *file, fc_error *err) {
     return rc;
 }
 
-static const char *name_of(const fc_staged_file *file) {
-    return file->path + strlen(FC_STAGED);
-}
-
 static fc_code need_parts(fc_staged_file *file, fc_error *err) {
     file->parts = file->parts ? file->parts : calloc(file->nparts + 1, sizeof *file->parts);
-    FC_NEED(file->parts, err, file->path);
+    FC_NEED(file->parts, err, fc_staged_final_name(file->path));
     return FC_OK;
 }
 
 static fc_code begin_upload(fc_staged_file *file, fc_error *err) {
-    return fc_upload_begin(name_of(file), file->run, file->target->stays ? &file->id : NULL, &file->upload, err);
+    return fc_upload_begin(fc_staged_final_name(file->path), file->run, file->target->stays ? &file->id : NULL,
+                           &file->upload, err);
 }
 
 /* Counts, for each part, the bytes that the engine moves and those that are not final. */
@@ -170,7 +168,7 @@ static bool fits(uint64_t size, const fc_staged_data *data, size_t count) {
 static fc_code measure_file(const fc_staged_file *file, uint64_t *size, fc_error *err) {
     struct stat st;
     if (fstat(file->fd, &st) != 0) {
-        return fc_fail_errno(err, errno, "%s: cannot be examined", file->path);
+        return fc_fail_errno(err, errno, "%s: cannot be examined", fc_staged_final_name(file->path));
     }
     *size = (uint64_t)st.st_size;
     return FC_OK;
@@ -186,7 +184,7 @@ static fc_code measure_parts(fc_staged_file *file, uint64_t grows, fc_error *err
     uint64_t size = 0;
     FC_TRY(measure_file(file, &size, err));
     if (!fc_add_u64(size, grows, &file->size) || file->size > INT64_MAX) {
-        return fc_fail(err, FC_ECORRUPT, "%s: its data is too large for a file", file->path);
+        return fc_fail(err, FC_ECORRUPT, "%s: its data is too large for a file", fc_staged_final_name(file->path));
     }
     file->engine = true;
     file->grows = grows > 0;
@@ -211,7 +209,7 @@ static void limit_open(fc_staged_file *file, uint64_t memory) {
 static fc_code copy_data(fc_staged_file *file, const fc_staged_data *data, size_t count, uint64_t grows,
                          fc_error *err) {
     file->data = calloc(count + 1, sizeof *file->data);
-    FC_NEED(file->data, err, file->path);
+    FC_NEED(file->data, err, fc_staged_final_name(file->path));
     if (count > 0) {
         memcpy(file->data, data, count * sizeof *data);
     }
@@ -225,12 +223,12 @@ fc_code fc_staged_divide(const char *path, const fc_staged_data *data, size_t co
     fc_staged_target *target;
     fc_staged_file *file = fc_staged_find_file(path, &target);
     if (!file) {
-        return fc_fail(err, FC_EIO, "%s: is missing", path);
+        return fc_fail(err, FC_EIO, "%s: is missing", fc_staged_final_name(path));
     }
     FC_TRY(measure_parts(file, grows, err));
     limit_open(file, memory);
     if (!fits(file->size - grows, data, count)) {
-        return fc_fail(err, FC_EIO, "%s: its data ends after the file", path);
+        return fc_fail(err, FC_EIO, "%s: its data ends after the file", fc_staged_final_name(path));
     }
     if (file->size <= FC_STAGED_WHOLE) {
         return FC_OK;
@@ -265,10 +263,12 @@ static bool find_known(fc_staged_file *file, const uint64_t *sizes, const fc_sta
 static fc_code continue_upload(fc_staged_file *file, const char *id, const fc_staged_data *done, size_t count,
                                fc_error *err) {
     uint64_t *sizes = calloc(file->nparts + 1, sizeof *sizes);
-    FC_NEED(sizes, err, file->path);
+    FC_NEED(sizes, err, fc_staged_final_name(file->path));
     fc_code rc;
     FC_TRY_GOTO(need_parts(file, err), rc, out);
-    FC_TRY_GOTO(fc_upload_continue(name_of(file), file->run, id, sizes, file->nparts, &file->upload, err), rc, out);
+    FC_TRY_GOTO(
+        fc_upload_continue(fc_staged_final_name(file->path), file->run, id, sizes, file->nparts, &file->upload, err),
+        rc, out);
     if (file->upload && !find_known(file, sizes, done, count)) {
         int patience = FC_UPLOAD_PATIENCE;
         fc_upload_abort(file->upload, &patience);
@@ -297,7 +297,7 @@ fc_code fc_staged_take_up(const char *path, const char *then, const fc_staged_da
     fc_staged_file *file = fc_staged_find_file(path, &target);
     *id = NULL;
     if (!file) {
-        return fc_fail(err, FC_EIO, "%s: is missing", path);
+        return fc_fail(err, FC_EIO, "%s: is missing", fc_staged_final_name(path));
     }
     FC_TRY(measure_parts(file, 0, err));
     if (file->size <= FC_STAGED_WHOLE) {
@@ -305,7 +305,7 @@ fc_code fc_staged_take_up(const char *path, const char *then, const fc_staged_da
     }
     if (then) {
         file->id = strdup(then);
-        FC_NEED(file->id, err, path);
+        FC_NEED(file->id, err, fc_staged_final_name(path));
         FC_TRY(continue_upload(file, then, done, count, err));
     } else {
         FC_TRY(begin_upload(file, err));
@@ -355,7 +355,7 @@ static fc_code enter_part(fc_staged_file *file, unsigned number, fc_error *err) 
     }
     set_open(file, &file->parts[number], true);
     if (rc == FC_OK && file->stopped) {
-        rc = fc_fail(err, FC_EIO, "%s: another thread could not write its part", file->path);
+        rc = fc_fail(err, FC_EIO, "%s: another thread could not write its part", fc_staged_final_name(file->path));
     }
     pthread_mutex_unlock(&file->target->lock);
     return rc;
@@ -386,7 +386,7 @@ static fc_code leave_part(fc_staged_file *file, unsigned number, uint64_t size, 
 }
 
 static fc_code fail_after(const fc_staged_file *file, fc_error *err) {
-    return fc_fail(err, FC_EIO, "%s: what is written ends after the file", file->path);
+    return fc_fail(err, FC_EIO, "%s: what is written ends after the file", fc_staged_final_name(file->path));
 }
 
 /* Bytes, of any number of parts, are final. */
@@ -409,7 +409,7 @@ fc_code fc_staged_write(fc_staged_file *file, int fd, const unsigned char *bytes
         const bool known = number < file->nparts && file->parts[number].known;
         if (!known) {
             FC_TRY(number < file->nparts ? enter_part(file, number, err) : fail_after(file, err));
-            FC_TRY(fc_pwrite_full(fd, bytes, some, offset, file->path, err));
+            FC_TRY(fc_pwrite_full(fd, bytes, some, offset, fc_staged_final_name(file->path), err));
         }
         FC_TRY(leave_part(file, number, some, true, err));
         bytes += some;
@@ -439,7 +439,8 @@ void fc_staged_stop(fc_staged_file *file) {
 
 /* Before a file is divided, it is known only to one thread. */
 static fc_code keep_final(fc_staged_file *file, uint64_t offset, uint64_t size, fc_error *err) {
-    FC_NEED(fc_grow(&file->finals, &file->capacity, file->nfinals + 1, sizeof *file->finals), err, file->path);
+    FC_NEED(fc_grow(&file->finals, &file->capacity, file->nfinals + 1, sizeof *file->finals), err,
+            fc_staged_final_name(file->path));
     file->finals[file->nfinals++] = (fc_staged_data){offset, size};
     return FC_OK;
 }
@@ -471,7 +472,7 @@ static fc_code end_growth(fc_staged_file *file, fc_error *err) {
         good = !file->parts[part].sent || (uint64_t)part * file->part + part_size(file, part) <= size;
     }
     if (!good) {
-        return fc_fail(err, FC_EIO, "%s: its length does not agree with its data", file->path);
+        return fc_fail(err, FC_EIO, "%s: its length does not agree with its data", fc_staged_final_name(file->path));
     }
     file->size = size;
     file->grows = false;

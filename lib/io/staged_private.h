@@ -8,6 +8,12 @@
 #include "net/upload.h"
 
 #include <pthread.h>
+#include <string.h>
+
+/* The name that a file will have, for servers and messages. @param path with FC_STAGED */
+static inline const char *fc_staged_final_name(const char *path) {
+    return path + strlen(FC_STAGED);
+}
 
 /* A smaller file is sent as a whole when the target becomes visible, with one request instead of three. */
 enum { FC_STAGED_WHOLE = 64 << 10 };

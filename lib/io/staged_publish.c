@@ -32,10 +32,6 @@ static const char all_new[] = "new\n", replaces[] = "replaces\n";
 
 enum { MOST_MARK = 64 << 20, RUN_DIGITS = 16 };
 
-static const char *name_of(const char *path) {
-    return path + strlen(FC_STAGED);
-}
-
 static fc_code name_in(const char *folder, const char *name, char out[PATH_MAX], fc_error *err) {
     return snprintf(out, PATH_MAX, "%s/%s", folder, name) < PATH_MAX
                ? FC_OK
@@ -58,7 +54,7 @@ static fc_code fill_mark(int fd, fc_staged_file *const *list, size_t count, bool
         const char *name = list[i]->path + strlen(list[i]->target->path) + 1;
         if (strchr(name, '\n')) {
             return fc_fail(err, FC_EUNSUPPORTED, "%s: a name with a line break cannot be made in a bucket",
-                           list[i]->path);
+                           fc_staged_final_name(list[i]->path));
         }
         snprintf(run, sizeof run, "%016" PRIx64 " ", list[i]->run);
         FC_TRY(add_text(fd, run, size, mark, err));
@@ -190,9 +186,9 @@ static fc_code publish_file(fc_staged_file *file, bool only_new, fc_error *err) 
         return fc_upload_complete(upload, file->nparts, only_new, err);
     }
     if (fstat(file->fd, &st) != 0) {
-        return fc_fail_errno(err, errno, "%s: cannot be examined", file->path);
+        return fc_fail_errno(err, errno, "%s: cannot be examined", fc_staged_final_name(file->path));
     }
-    return fc_upload_whole(name_of(file->path), file->run, file->fd, (uint64_t)st.st_size, only_new, err);
+    return fc_upload_whole(fc_staged_final_name(file->path), file->run, file->fd, (uint64_t)st.st_size, only_new, err);
 }
 
 /* Lists the files in the order in which they become visible. */
@@ -219,7 +215,7 @@ static void take_back(fc_staged_file **list, size_t made, bool unknown, const ch
     size_t left = 0;
     for (size_t i = 0; i < made; i++) {
         bool stays = false; /* another program has replaced it */
-        if (fc_upload_delete_own(name_of(list[i]->path), list[i]->run, &stays, NULL) != FC_OK) {
+        if (fc_upload_delete_own(fc_staged_final_name(list[i]->path), list[i]->run, &stays, NULL) != FC_OK) {
             list[left++] = list[i];
         }
     }
@@ -254,11 +250,11 @@ fc_code fc_staged_publish(fc_staged_target *target, bool only_new, fc_progress *
     char mark[PATH_MAX] = "";
     fc_staged_file **list = calloc(files + 1, sizeof *list);
     fc_code rc;
-    FC_NEED(list, err, target->path);
+    FC_NEED(list, err, fc_staged_final_name(target->path));
     const size_t count = list_files(target, list);
     fc_progress_begin(progress, FC_PHASE_SYNCING, FC_COUNTED_FILES, count);
     if (count > 1) {
-        FC_TRY_GOTO(name_in(name_of(target->path), MARK, mark, err), rc, out);
+        FC_TRY_GOTO(name_in(fc_staged_final_name(target->path), MARK, mark, err), rc, out);
         FC_TRY_GOTO(write_mark(mark, list, count, only_new, err), rc, out);
     }
     FC_TRY_GOTO(publish_files(list, count, mark, only_new, progress, err), rc, out);
@@ -279,7 +275,7 @@ static fc_code delete_old(const fc_staged_target *target, const fc_commit_option
     char folder[PATH_MAX], full[PATH_MAX], name[PATH_MAX];
     fc_dir dir = {0};
     fc_code rc;
-    FC_TRY(name_in(name_of(target->path), below, folder, err));
+    FC_TRY(name_in(fc_staged_final_name(target->path), below, folder, err));
     folder[strlen(folder) - 1] = '\0'; /* there is a slash in any case */
     FC_TRY_GOTO(fc_dir_open(&dir, folder, err), rc, out);
     for (const char *entry; (entry = fc_dir_next(&dir)) != NULL;) {

@@ -46,8 +46,8 @@ static fc_code add(fc_notes *out, const void *bytes, size_t size, fc_error *err)
 static fc_code add_run(const fc_staged_file *file, uint64_t offset, uint64_t size, fc_notes *out, fc_error *err) {
     const fc_staged_data run = {offset, size};
     unsigned char *bytes = malloc((size_t)size + 1);
-    FC_NEED(bytes, err, file->path);
-    fc_code rc = fc_pread_full(file->fd, bytes, (size_t)size, offset, file->path, err);
+    FC_NEED(bytes, err, fc_staged_final_name(file->path));
+    fc_code rc = fc_pread_full(file->fd, bytes, (size_t)size, offset, fc_staged_final_name(file->path), err);
     rc = rc == FC_OK ? add(out, &run, sizeof run, err) : rc;
     rc = rc == FC_OK ? add(out, bytes, (size_t)size, err) : rc;
     free(bytes);
@@ -77,7 +77,7 @@ static fc_code tell_file(fc_staged_file *file, bool headers, fc_notes *out, fc_e
     struct stat st;
     fc_code rc;
     if (fstat(file->fd, &st) != 0) {
-        return fc_fail_errno(err, errno, "%s: cannot be examined", file->path);
+        return fc_fail_errno(err, errno, "%s: cannot be examined", fc_staged_final_name(file->path));
     }
     told.size = (uint64_t)st.st_size;
     told.runs = told.size > 0;
@@ -124,7 +124,8 @@ typedef struct reader {
 } reader;
 
 static fc_code fail_to_understand(const reader *r, fc_error *err) {
-    return fc_fail(err, FC_ECORRUPT, "%s: what another process says of its files cannot be understood", r->path);
+    return fc_fail(err, FC_ECORRUPT, "%s: what another process says of its files cannot be understood",
+                   fc_staged_final_name(r->path));
 }
 
 static const void *take(reader *r, uint64_t size) {
@@ -149,13 +150,13 @@ static bool fits(const told_file *told) {
 /* All parts were sent by the other process. */
 static fc_code adopt_upload(fc_staged_file *file, const told_file *told, const char *ticket, fc_error *err) {
     file->parts = calloc((size_t)told->nparts, sizeof *file->parts);
-    FC_NEED(file->parts, err, file->path);
+    FC_NEED(file->parts, err, fc_staged_final_name(file->path));
     for (uint64_t i = 0; i < told->nparts; i++) {
         file->parts[i].sent = true;
     }
     file->part = told->part;
     file->nparts = (unsigned)told->nparts;
-    return fc_upload_adopt(file->path + strlen(FC_STAGED), file->run, ticket, (size_t)told->ticket, file->nparts,
+    return fc_upload_adopt(fc_staged_final_name(file->path), file->run, ticket, (size_t)told->ticket, file->nparts,
                            &file->upload, err);
 }
 
@@ -171,7 +172,7 @@ static fc_code write_runs(reader *r, const fc_staged_file *file, uint64_t runs, 
         if (!bytes || !fc_range_within(run.offset, run.size, file->size)) {
             return fail_to_understand(r, err);
         }
-        FC_TRY(fc_pwrite_full(file->fd, bytes, (size_t)run.size, run.offset, file->path, err));
+        FC_TRY(fc_pwrite_full(file->fd, bytes, (size_t)run.size, run.offset, fc_staged_final_name(file->path), err));
     }
     return FC_OK;
 }
@@ -214,7 +215,7 @@ static fc_code adopt_file(reader *r, fc_error *err) {
     file->run = told.run;
     file->size = told.size;
     if (ftruncate(file->fd, (off_t)told.size) != 0) {
-        return fc_fail_errno(err, errno, "%s: no memory", file->path);
+        return fc_fail_errno(err, errno, "%s: no memory", fc_staged_final_name(file->path));
     }
     FC_TRY(told.ticket > 0 ? adopt_upload(file, &told, ticket, err) : FC_OK);
     return write_runs(r, file, told.runs, err);

@@ -35,11 +35,11 @@ static uint64_t part_size(unsigned part) {
 
 fc_code fc_staged_stream_new(const char *path, uint64_t most_header, fc_staged_stream **out, fc_error *err) {
     fc_staged_stream *s = *out = calloc(1, sizeof *s);
-    FC_NEED(s, err, path);
+    FC_NEED(s, err, fc_staged_final_name(path));
     *s = (fc_staged_stream){.path = strdup(path), .head = most_header, .part = 1};
     s->fd = memfd_create("fsdpckpt-stream", MFD_CLOEXEC);
-    FC_NEED(s->path, err, path);
-    return s->fd < 0 ? fc_fail_errno(err, errno, "%s: memory cannot be reserved", path) : FC_OK;
+    FC_NEED(s->path, err, fc_staged_final_name(path));
+    return s->fd < 0 ? fc_fail_errno(err, errno, "%s: memory cannot be reserved", fc_staged_final_name(path)) : FC_OK;
 }
 
 void fc_staged_stream_free(fc_staged_stream *s) {
@@ -57,7 +57,7 @@ void fc_staged_stream_free(fc_staged_stream *s) {
 static fc_code begin_upload(fc_staged_stream *s, fc_error *err) {
     fc_staged_target *target;
     (void)fc_staged_find_file(s->path, &target);
-    return fc_upload_begin(s->path + strlen(FC_STAGED), target->run, NULL, &s->upload, err);
+    return fc_upload_begin(fc_staged_final_name(s->path), target->run, NULL, &s->upload, err);
 }
 
 /* Sends the current part, which is not the first one, and frees its memory. */
@@ -65,20 +65,20 @@ static fc_code send_part(fc_staged_stream *s, fc_error *err) {
     const uint64_t from = s->head + s->begin, size = s->end - s->begin;
     if (s->part > FC_UPLOAD_MOST_PARTS) {
         return fc_fail(err, FC_EUNSUPPORTED, "%s: it is too large for an object in a bucket: write it on this machine",
-                       s->path + strlen(FC_STAGED));
+                       fc_staged_final_name(s->path));
     }
     FC_TRY(s->upload ? FC_OK : begin_upload(s, err));
     FC_TRY(fc_upload_part(s->upload, s->fd, from, size, s->part, err));
     return fallocate(s->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)from, (off_t)size) == 0
                ? FC_OK
-               : fc_fail_errno(err, errno, "%s: memory cannot be freed", s->path);
+               : fc_fail_errno(err, errno, "%s: memory cannot be freed", fc_staged_final_name(s->path));
 }
 
 fc_code fc_staged_stream_add(fc_staged_stream *s, const unsigned char *bytes, size_t size, fc_error *err) {
     while (size > 0) {
         const uint64_t room = s->begin + part_size(s->part) - s->end;
         const size_t some = size < room ? size : (size_t)room;
-        FC_TRY(fc_pwrite_full(s->fd, bytes, some, s->head + s->end, s->path, err));
+        FC_TRY(fc_pwrite_full(s->fd, bytes, some, s->head + s->end, fc_staged_final_name(s->path), err));
         s->end += some;
         if (some == room) {
             FC_TRY(s->part > 1 ? send_part(s, err) : FC_OK);
@@ -96,11 +96,11 @@ static fc_code copy_whole(const fc_staged_stream *s, int to, uint64_t from, fc_e
     enum { BLOCK = 256 << 10 };
     unsigned char *buffer = malloc(BLOCK);
     fc_code rc = FC_OK;
-    FC_NEED(buffer, err, s->path);
+    FC_NEED(buffer, err, fc_staged_final_name(s->path));
     for (uint64_t at = from, end = s->head + s->end; at < end && rc == FC_OK;) {
         const size_t some = end - at < BLOCK ? (size_t)(end - at) : BLOCK;
-        rc = fc_pread_full(s->fd, buffer, some, at, s->path, err);
-        rc = rc == FC_OK ? fc_pwrite_full(to, buffer, some, at - from, s->path, err) : rc;
+        rc = fc_pread_full(s->fd, buffer, some, at, fc_staged_final_name(s->path), err);
+        rc = rc == FC_OK ? fc_pwrite_full(to, buffer, some, at - from, fc_staged_final_name(s->path), err) : rc;
         at += some;
     }
     free(buffer);
@@ -122,12 +122,12 @@ fc_code fc_staged_stream_finish(fc_staged_stream *s, const char *header, size_t 
     fc_staged_target *target;
     fc_code rc;
     if (size > s->head) {
-        return fc_fail(err, FC_EUNSUPPORTED, "%s: its header is too large", s->path);
+        return fc_fail(err, FC_EUNSUPPORTED, "%s: its header is too large", fc_staged_final_name(s->path));
     }
-    FC_TRY(fc_pwrite_full(s->fd, header, size, s->head - size, s->path, err));
+    FC_TRY(fc_pwrite_full(s->fd, header, size, s->head - size, fc_staged_final_name(s->path), err));
     const int fd = fc_open(s->path, O_WRONLY | O_CREAT | O_EXCL, 0666);
     if (fd < 0) {
-        return fc_fail_errno(err, errno, "%s: the file cannot be created", s->path);
+        return fc_fail_errno(err, errno, "%s: the file cannot be created", fc_staged_final_name(s->path));
     }
     fc_staged_file *file = fc_staged_find_file(s->path, &target);
     file->engine = true;

@@ -16,6 +16,7 @@ from ._errors import UsageError
 from ._index import read_axes, select
 from ._opened import Opened
 from ._placements import Mesh, MeshLike, Placement, Replicate, parts_of
+from ._run import shown_path
 
 if TYPE_CHECKING:
     import numpy as np
@@ -225,7 +226,7 @@ class Objects(Mapping[str, Any]):
         return out.tobytes()
 
     def __repr__(self) -> str:
-        return f"<{len(self)} objects of {self._path}>"
+        return f"<{len(self)} objects of {shown_path(self._path)}>"
 
 
 class Checkpoint(Mapping[str, Tensor]):
@@ -328,9 +329,7 @@ class Checkpoint(Mapping[str, Tensor]):
 
     def __repr__(self) -> str:
         objects = f", {len(self.objects)} objects" if self.objects else ""
-        url, query, _ = self.path.partition("?") if self.path.startswith(("https://", "http://")) else (self.path, "", "")
-        shown = url + "?…" if query else url  # the query may be a secret
-        return f"<Checkpoint {shown!r} ({self.format}): {len(self)} tensors{objects}>"
+        return f"<Checkpoint {shown_path(self.path)!r} ({self.format}): {len(self)} tensors{objects}>"
 
     def _repr_html_(self) -> str:
         from ._html import page

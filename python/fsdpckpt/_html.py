@@ -26,7 +26,7 @@ def page(checkpoint: Checkpoint) -> str:
         with open(file, encoding="utf-8") as stream:
             text = stream.read()
     return (
-        f'<iframe title="{html.escape(checkpoint.path)}" style="width:100%;height:32em;border:0" '
+        f'<iframe title="{html.escape(_run.shown_path(checkpoint.path))}" style="width:100%;height:32em;border:0" '
         f'sandbox="allow-scripts" srcdoc="{html.escape(text)}"></iframe>'
     )
 

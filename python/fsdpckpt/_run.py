@@ -63,6 +63,12 @@ class Report(Mapping[str, Any]):
         return f"<{self.command}: {'ok' if self.ok else 'found something'}, {plain}>"
 
 
+def shown_path(path: str) -> str:
+    """A path for people. The query of a URL may be a secret."""
+    url, query, _ = path.partition("?") if path.startswith(("https://", "http://")) else (path, "", "")
+    return url + "?…" if query else url
+
+
 def is_in_bucket(path: str) -> bool:
     return path.startswith(("s3://", "gs://"))
 

@@ -107,6 +107,15 @@ class Servers(unittest.TestCase):
             self.assertEqual(fsdpckpt.consolidate(self.name, target, progress=None).tensors, 2)
             self.assertTrue(equal(fsdpckpt.open(target), self.arrays))
 
+    def test_queries(self):
+        """They are not shown, because they may be secrets."""
+        self.server.files["/m/model.safetensors?sig=eCrEt"] = self.server.files["/m/model.safetensors"]
+        with fsdpckpt.open(self.name + "?sig=eCrEt") as checkpoint:
+            self.assertTrue(equal(checkpoint, self.arrays))
+            for text in (repr(checkpoint), repr(checkpoint.objects), checkpoint._repr_html_()):
+                self.assertNotIn("eCrEt", text)
+                self.assertIn("model.safetensors", text)
+
     def test_torch(self):
         try:
             import torch
