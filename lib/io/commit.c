@@ -413,6 +413,7 @@ void fc_commit_count(fc_commit *commit, fc_progress *progress) {
 static fc_code publish_remote(fc_commit *commit, fc_error *err) {
     FC_TRY(fc_check_replaced(&commit->how, commit->target, err));
     FC_TRY(fc_staged_publish(commit->staged, !commit->how.force, commit->progress, err));
+    commit->keeps = false;
     return commit->how.force && commit->how.is_directory ? fc_staged_replace(commit->staged, &commit->how, err) : FC_OK;
 }
 
@@ -421,7 +422,6 @@ fc_code fc_commit_finish(fc_commit *commit, fc_error *err) {
     fc_code rc;
     if (commit->remote) {
         rc = publish_remote(commit, err);
-        commit->keeps = commit->keeps && rc != FC_OK;
         goto out;
     }
     FC_TRY_GOTO(fc_keep_permissions(&commit->how, commit->target, made, err), rc, out);

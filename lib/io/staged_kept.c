@@ -37,8 +37,8 @@ void fc_staged_journal_end(const char *journal, const char *target, bool is_fold
     if (!journal) {
         return;
     }
-    (void)fc_upload_delete(journal, NULL);
-    if (others) {
+    if (others) { /* first, because the journal keeps the next run from doing it */
         (void)fc_upload_clear(target, is_folder, &count, NULL);
     }
+    (void)fc_upload_delete_journal(journal, NULL);
 }

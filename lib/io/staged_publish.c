@@ -177,13 +177,15 @@ fc_code fc_staged_clear_uploads(const char *name, const fc_commit_options *how, 
 
 /* ---- after ---- */
 
-static fc_code publish_file(fc_staged_file *file, bool only_new, fc_error *err) {
+/* @param gone as in fc_upload_complete */
+static fc_code publish_file(fc_staged_file *file, bool only_new, bool *gone, fc_error *err) {
     struct stat st;
+    *gone = false;
     if (file->upload) {
         FC_TRY(fc_staged_end(file->path, err));
-        fc_upload *upload = file->upload;
-        file->upload = NULL; /* it is freed by the call, which may fail */
-        return fc_upload_complete(upload, file->nparts, only_new, err);
+        FC_TRY(fc_upload_complete(file->upload, file->nparts, only_new, gone, err));
+        file->upload = NULL; /* it is freed */
+        return FC_OK;
     }
     if (fstat(file->fd, &st) != 0) {
         return fc_fail_errno(err, errno, "%s: cannot be examined", fc_staged_final_name(file->path));
@@ -230,13 +232,14 @@ static void take_back(fc_staged_file **list, size_t made, bool unknown, const ch
 static fc_code publish_files(fc_staged_file **list, size_t count, const char *mark, bool only_new,
                              fc_progress *progress, fc_error *err) {
     size_t made = 0;
+    bool gone = false;
     fc_code rc = FC_OK;
     while (made < count && rc == FC_OK) {
-        rc = publish_file(list[made], only_new, err);
+        rc = publish_file(list[made], only_new, &gone, err);
         made += rc == FC_OK;
         rc = rc == FC_OK && made < count ? fc_progress_count(progress, 1, err) : rc;
     }
-    const bool unknown = rc == FC_EIO && made < count; /* the answer may have been lost */
+    const bool unknown = rc == FC_EIO && made < count && !gone; /* the answer may have been lost */
     if (rc != FC_OK && only_new) {
         take_back(list, made, unknown, mark);
     } else if (rc != FC_OK && made == 0 && !unknown && *mark) {

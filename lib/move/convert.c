@@ -179,10 +179,12 @@ static fc_code open_resume(fc_conversion *m, const fc_convert_options *options, 
     return fc_resume_open(m->target, &how, &m->move.resume, err);
 }
 
-/* Ends it. What is written stays for the next run, unless it was found to be wrong. */
-static void close_resume(const fc_conversion *m, fc_commit *commit, bool failed, bool wrong) {
+/* Ends it. What is written stays for the next run, unless it was found to be wrong.
+ * @param flushes whether what no record has yet is of use: after a failure, and in a bucket, where files may not appear
+ */
+static void close_resume(const fc_conversion *m, fc_commit *commit, bool flushes, bool wrong) {
     if (m->move.resume) {
-        if (failed) {
+        if (flushes && !wrong) {
             fc_resume_flush(m->move.resume);
         }
         fc_commit_keep(commit, fc_resume_has_tiles(m->move.resume) && !wrong);
@@ -221,10 +223,10 @@ static fc_code write_all(const fc_target *target, const char *path, const char *
     if (m.leads) {
         FC_TRY_GOTO(options->format->writer.finish(&m.writer, m.move.digests, err), rc, out);
         rc = check_written(&m, staging, options, err);
-        wrong = rc != FC_OK && rc != FC_EINTERRUPTED && rc != FC_ENOMEM;
+        wrong = rc != FC_OK && rc != FC_EINTERRUPTED && rc != FC_ENOMEM && rc != FC_EIO;
     }
 out:
-    close_resume(&m, commit, rc != FC_OK, wrong);
+    close_resume(&m, commit, rc != FC_OK || fc_is_staged(staging), wrong);
     if (fc_has_writer(&m)) {
         options->format->writer.destroy(&m.writer);
     }

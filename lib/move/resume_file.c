@@ -183,7 +183,7 @@ fc_code fc_staged_take_upload(const fc_target *target, const fc_target_file *fil
     FC_TRY_GOTO(rc, rc, out);
     const uint64_t run = fc_staged_keep_run(file->path, then ? then->inode : 0);
     *now = (fc_written_file){run, (uint64_t)st.st_size, fc_staged_layout(target, file), NULL};
-    if (then && then->upload && count > 0 && then->size == now->size && then->layout == now->layout) {
+    if (then && then->upload && then->size == now->size && then->layout == now->layout) {
         FC_TRY_GOTO(fc_staged_take_up(file->path, then->upload, ranges, count, &id, err), rc, out);
         *taken = id != NULL;
     }

@@ -275,7 +275,7 @@ static bool put_head(fc_notes *notes) {
 
 fc_code fc_tile_journal_sync(const fc_tile_journal *journal, fc_error *err) {
     if (journal->remote) {
-        return fc_upload_whole(journal->path, 0, journal->fd, journal->end, false, err);
+        return fc_upload_journal(journal->path, journal->fd, journal->end, err);
     }
     return fdatasync(journal->fd) == 0 ? FC_OK : fc_fail_errno(err, errno, "%s: fdatasync", journal->path);
 }

@@ -180,7 +180,8 @@ fc_code fc_exchange_ask(fc_exchange *x, int to, const fc_net_request *request, i
     close(ends[1]);
     x->answer = ends[0];
     /* What may change objects is waited for: its outcome must be known. */
-    x->stops = request->kind != FC_NET_COMPLETE && request->kind != FC_NET_WHOLE && request->kind != FC_NET_DELETE;
+    x->stops = x->stops ||
+               (request->kind != FC_NET_COMPLETE && request->kind != FC_NET_WHOLE && request->kind != FC_NET_DELETE);
     fc_code rc = sent ? take_answers(x, err) : fail_ended(x, err);
     close(ends[0]);
     return rc;

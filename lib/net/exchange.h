@@ -11,7 +11,8 @@ typedef struct fc_exchange {
     fc_fetcher fetcher;
     const char *name;       /**< for messages */
     int answer;             /**< our end of the socket for the answer */
-    bool stops;             /**< a cancelled job does not wait for the answer: see fc_progress_watch */
+    bool stops;             /**< a cancelled job does not wait for the answer: see fc_progress_watch. The caller sets it
+                                 for what changes an object whose state need not be known */
     int patience;           /**< milliseconds that a cancelled job waits in any case; what is left of them */
     fc_entry_names *listed; /**< receives FC_NET_NAME */
     unsigned char *buffer;  /**< receives FC_NET_DATA */

@@ -199,16 +199,19 @@ fc_code fc_upload_part(fc_upload *u, int fd, uint64_t offset, uint64_t size, uns
     return ask_upload(u, &request, fd, err);
 }
 
-fc_code fc_upload_complete(fc_upload *u, unsigned parts, bool only_new, fc_error *err) {
+fc_code fc_upload_complete(fc_upload *u, unsigned parts, bool only_new, bool *gone, fc_error *err) {
     const fc_net_request request = {.kind = FC_NET_COMPLETE, .part = parts, .flag = only_new};
-    const fc_code rc = ask_upload(u, &request, -1, err);
-    if (rc != FC_OK) {
-        int patience = FC_UPLOAD_PATIENCE;
-        fc_upload_abort(u, &patience);
-    } else {
-        forget(u);
-    }
-    return rc;
+    fc_exchange x = {.name = u->name};
+    *gone = false;
+    FC_TRY(fc_fetcher_get(&x.fetcher, err));
+    FC_TRY(fc_exchange_ask(&x, u->socket, &request, -1, err));
+    *gone = x.last.kind == FC_NET_MISSING;
+    FC_TRY(*gone ? fc_fail(err, FC_EIO,
+                           "%s: the upload was completed or aborted by another program, or by a rule of the bucket",
+                           u->name)
+                 : judge(&x, err));
+    forget(u);
+    return FC_OK;
 }
 
 void fc_upload_abort(fc_upload *u, int *patience) {
@@ -235,6 +238,26 @@ fc_code fc_upload_whole(const char *name, uint64_t run, int fd, uint64_t size, b
     return ask_about(name, &request, fd, &unused, err);
 }
 
+/* Sends a request about a journal: a cancelled job does not wait for long. */
+static fc_code ask_about_journal(const char *name, const fc_net_request *request, int fd, fc_error *err) {
+    fc_exchange x = {.name = name, .stops = true, .patience = FC_UPLOAD_PATIENCE};
+    FC_TRY(fc_fetcher_get(&x.fetcher, err));
+    return fc_exchange_ask(&x, x.fetcher.requests, request, fd, err);
+}
+
+fc_code fc_upload_journal(const char *name, int fd, uint64_t size, fc_error *err) {
+    FC_TRY(check_object(name, err));
+    fc_net_request request = fc_exchange_request(FC_NET_WHOLE, name);
+    request.length = size;
+    return ask_about_journal(name, &request, fd, err);
+}
+
+fc_code fc_upload_delete_journal(const char *name, fc_error *err) {
+    FC_TRY(check_object(name, err));
+    const fc_net_request request = fc_exchange_request(FC_NET_DELETE, name);
+    return ask_about_journal(name, &request, -1, err);
+}
+
 fc_code fc_upload_delete(const char *name, fc_error *err) {
     uint64_t unused = 0;
     FC_TRY(check_object(name, err));
@@ -254,12 +277,13 @@ fc_code fc_upload_delete_own(const char *name, uint64_t run, bool *left, fc_erro
 }
 
 fc_code fc_upload_clear(const char *name, bool is_folder, size_t *count, fc_error *err) {
-    uint64_t aborted = 0;
+    fc_exchange x = {.name = name, .patience = FC_UPLOAD_PATIENCE};
     *count = 0;
     FC_TRY(is_folder ? fc_upload_check(name, err) : check_object(name, err));
     fc_net_request request = fc_exchange_request(FC_NET_CLEAR, name);
     request.flag = is_folder;
-    FC_TRY(ask_about(name, &request, -1, &aborted, err));
-    *count = (size_t)aborted;
+    FC_TRY(fc_fetcher_get(&x.fetcher, err));
+    FC_TRY(fc_exchange_ask(&x, x.fetcher.requests, &request, -1, err));
+    *count = (size_t)x.last.size;
     return FC_OK;
 }

@@ -43,10 +43,11 @@ fc_code fc_upload_continue(const char *name, uint64_t run, const char *id, uint6
  * @param part from 1 to FC_UPLOAD_MOST_PARTS; the same number again replaces the part */
 fc_code fc_upload_part(fc_upload *u, int fd, uint64_t offset, uint64_t size, unsigned part, fc_error *err);
 
-/** Makes the object visible; it has the parts 1 to `parts`. Frees the upload; after a failure it is aborted.
+/** Makes the object visible; it has the parts 1 to `parts`. Frees the upload, except after a failure.
  * @param only_new there must be no such object (FC_EUSAGE). S3 tests that at the same moment; for gs://, and for
- * servers that cannot, it is tested immediately before. */
-fc_code fc_upload_complete(fc_upload *u, unsigned parts, bool only_new, fc_error *err);
+ * servers that cannot, it is tested immediately before.
+ * @param gone receives whether there was no such upload any more: this call made nothing */
+fc_code fc_upload_complete(fc_upload *u, unsigned parts, bool only_new, bool *gone, fc_error *err);
 
 /** Gives an upload up, as far as the server can be reached, and frees it.
  * @param u may be NULL
@@ -72,6 +73,11 @@ fc_code fc_upload_adopt(const char *name, uint64_t run, const char *ticket, size
 
 /** Writes a whole object in one request, the first `size` bytes of `fd`. */
 fc_code fc_upload_whole(const char *name, uint64_t run, int fd, uint64_t size, bool only_new, fc_error *err);
+
+/** fc_upload_whole and fc_upload_delete for the journal of a conversion that can be resumed. If the job is cancelled,
+ * they wait for at most FC_UPLOAD_PATIENCE, because what becomes of it need not be known. */
+fc_code fc_upload_journal(const char *name, int fd, uint64_t size, fc_error *err);
+fc_code fc_upload_delete_journal(const char *name, fc_error *err);
 
 /** Deletes an object. It may be missing. */
 fc_code fc_upload_delete(const char *name, fc_error *err);

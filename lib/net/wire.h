@@ -33,7 +33,8 @@ typedef enum fc_net_request_kind {
                           FC_NET_DATA has the sizes of the parts 1 to `part`, 8 bytes each, 0 for those that are
                           missing; FC_NET_MISSING: there is no such upload */
     FC_NET_PART,     /**< of an upload: part `part` is `length` bytes at `offset` of the file in the message */
-    FC_NET_COMPLETE, /**< of an upload, from the parts 1 to `part`; `flag`: only if there is no such object */
+    FC_NET_COMPLETE, /**< of an upload, from the parts 1 to `part`; `flag`: only if there is no such object.
+                          FC_NET_MISSING: there is no such upload */
     FC_NET_ABORT,    /**< of an upload */
     FC_NET_WHOLE,    /**< name; the message also has the file, of `length` bytes; `flag` as above */
     FC_NET_DELETE,   /**< name; with `run`, FC_NET_EXISTS if the object is not of that run, and stays */

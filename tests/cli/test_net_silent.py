@@ -17,10 +17,10 @@ class Silent(Targets):
         self.environment = lambda: environment
         self.addCleanup(self.s3.wake.set)
         convert = ["consolidate", self.large(3), "-o", TARGET, "--to", "safetensors", "--max-shard-size", "8MB", "-q"]
-        for silent in (["begin"], ["part"], ["part", "abort"], ["list_uploads"]):
+        for silent in (["begin"], ["part"], ["part", "abort"], ["list_uploads"], ["whole", "delete"]):
             self.s3.log.clear()
             self.s3.faults = {name: ["always-silent"] for name in silent}
-            run = self.start(*convert)
+            run = self.start(*convert, *(["--resume"] if "whole" in silent else []))  # its journal is a whole object
             end = time.monotonic() + HANG
             while silent[0] not in [name for name, _ in self.s3.log] and time.monotonic() < end:
                 time.sleep(0.01)

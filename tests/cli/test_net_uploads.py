@@ -353,7 +353,7 @@ class Faults(Uploads):
 
     def test_completion_fails(self):
         for fault, says in (("always-error-in-200:InternalError", "gave up after 6 attempts; the object may have been made"),
-                            ("error-in-200:AccessDenied", "AccessDenied"), ("404:NoSuchUpload", "the upload was aborted"),
+                            ("error-in-200:AccessDenied", "AccessDenied"), ("404:NoSuchUpload", "the upload was completed or aborted by another program"),
                             ("400:EntityTooSmall", "status 400, EntityTooSmall"), ("always-reset", "gave up after 6 attempts")):
             self.s3.faults["complete"] = [fault]
             self.assertIn(says, self.parts(status=4))

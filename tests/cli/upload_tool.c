@@ -105,7 +105,13 @@ static fc_code send_in_parts(char **arguments, fc_error *err) {
         fflush(stdout);
         pause();
     }
-    return fc_upload_complete(upload, parts, strcmp(end, "new") == 0, err);
+    bool gone = false;
+    rc = fc_upload_complete(upload, parts, strcmp(end, "new") == 0, &gone, err);
+    if (rc != FC_OK) {
+        int patience = FC_UPLOAD_PATIENCE;
+        fc_upload_abort(upload, &patience);
+    }
+    return rc;
 }
 
 static fc_code print_what_is_seen(const char *name, const char *folder, fc_error *err) {

@@ -185,7 +185,7 @@ typedef struct outgoing {
     bool summed;  /* its MD5 sum was sent */
     bool probed;  /* there was no such object before */
     bool exists;  /* there is one */
-    bool missing; /* FOR_PARTS: there is no such upload */
+    bool missing; /* FOR_PARTS, FOR_COMPLETE: there is no such upload */
     transfer_kind next;
 } outgoing;
 

@@ -350,6 +350,7 @@ void upload_request_of(fetcher *f, upload *u, const fc_net_request *request, int
         complete(f, u, request, answer);
     } else if (request->kind == FC_NET_ABORT) {
         drop_transfers(f, u); /* a part that came after the abort would stay */
+        u->stays = false;
         abort_upload(f, u, answer);
     } else if (request->kind == FC_NET_TICKET) {
         ticket_write(f, u, request, answer);

@@ -208,7 +208,7 @@ static void judge_missing(fetcher *f, transfer *t, const char *code) {
     const transfer_kind p = t->purpose;
     if (p == FOR_ABORT || p == FOR_DELETE || p == FOR_UPLOADS) {
         transfer_end(f, t);
-    } else if (p == FOR_PARTS && strcmp(code, "NoSuchUpload") == 0) {
+    } else if (strcmp(code, "NoSuchUpload") == 0 && (p == FOR_PARTS || (p == FOR_COMPLETE && t->tries == 0))) {
         t->out->missing = true;
         t->out->upload->ended = true;
         transfer_end(f, t);
@@ -375,7 +375,7 @@ void upload_ended(fetcher *f, transfer *t) {
     outgoing *o = t->out;
     upload *u = o->upload;
     const transfer_kind done = t->purpose == FOR_PROOF ? o->next : t->purpose;
-    const bool good = t->error.code == FC_OK && !o->exists;
+    const bool good = t->error.code == FC_OK && !o->exists && !o->missing;
     const bool begins = t->purpose == FOR_BEGIN || t->purpose == FOR_PARTS;
     if (begins) {
         upload_begun(f, t);
@@ -393,6 +393,8 @@ void upload_ended(fetcher *f, transfer *t) {
     } else if (t->reply >= 0 && (!begins || !u->open || !u->stays || upload_tell(f, t))) {
         const fc_net_answer_kind kind = o->exists ? FC_NET_EXISTS : o->missing ? FC_NET_MISSING : FC_NET_DONE;
         fetcher_send(f, t->reply, (fc_net_answer){.kind = kind}, NULL, 0);
+    } else if (u && t->purpose == FOR_BEGIN) { /* nobody knows its ID */
+        u->stays = false;
     }
     transfer_free(f, t);
     if (u && begins && f->leaves) {
