@@ -267,10 +267,14 @@ void object_request(fetcher *f, fc_net_request_kind kind, const char *name, int 
     if (name_is_refused(f, name, &error)) {
         fetcher_send_error(f, answer, &error);
         close_both(f, answer, socket);
-    } else if (query_is_lost(f, name)) {
+        return;
+    }
+    if (query_is_lost(f, name)) {
         send_missing(f, answer);
         close_both(f, answer, socket);
-    } else if (d && d->state == STATE_ASKED) {
+        return;
+    }
+    if (d && d->state == STATE_ASKED) {
         wait_for(f, &d->waiters, kind, name, answer, socket);
     } else if (d && d->state != STATE_MISSING && request_in_folder(f, d, name, rest, kind, answer, socket)) {
         return;

@@ -376,7 +376,7 @@ void upload_ended(fetcher *f, transfer *t) {
     upload *u = o->upload;
     const transfer_kind done = t->purpose == FOR_PROOF ? o->next : t->purpose;
     const bool good = t->error.code == FC_OK && !o->exists && !o->missing;
-    const bool begins = t->purpose == FOR_BEGIN || t->purpose == FOR_PARTS;
+    const bool begins = u && (t->purpose == FOR_BEGIN || t->purpose == FOR_PARTS);
     if (begins) {
         upload_begun(f, t);
     }
@@ -397,7 +397,7 @@ void upload_ended(fetcher *f, transfer *t) {
         u->stays = false;
     }
     transfer_free(f, t);
-    if (u && begins && f->leaves) {
+    if (begins && f->leaves) {
         upload_closed(f, u);
     } else if (u) {
         upload_release(f, u);
