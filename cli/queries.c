@@ -10,10 +10,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* @return where the argument of an option such as --like=https://host/model begins, or the whole argument */
+/* @return where the URL in an option such as --like=https://host/model or -ohttps://host/model begins, or the whole
+ * argument */
 static char *value_of(char *argument) {
-    char *equals = strncmp(argument, "--", 2) == 0 ? strchr(argument, '=') : NULL;
-    return equals ? equals + 1 : argument;
+    char *plain = *argument == '-' ? strcasestr(argument, "http://") : NULL;
+    char *secure = *argument == '-' ? strcasestr(argument, "https://") : NULL;
+    char *first = plain && (!secure || plain < secure) ? plain : secure;
+    return first ? first : argument;
 }
 
 static fc_code hide(char **argument, fc_error *err) {

@@ -11,6 +11,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -19,9 +20,14 @@ static const char *const schemes[] = {"https://", "http://", "s3://", "gs://", "
 bool fc_is_remote(const char *path) {
     bool is = false;
     for (size_t i = 0; i < sizeof schemes / sizeof *schemes && !is; i++) {
-        is = strncmp(path, schemes[i], strlen(schemes[i])) == 0;
+        is = strncasecmp(path, schemes[i], strlen(schemes[i])) == 0;
     }
     return is;
+}
+
+/* Returns whether the scheme is one of the list as it is there, which is what the fetcher knows. */
+static bool is_spelled_small(const char *name) {
+    return strcspn(name, "ABCDEFGHIJKLMNOPQRSTUVWXYZ") >= (size_t)(strstr(name, "://") - name);
 }
 
 bool fc_remote_is_root(const char *name) {
@@ -35,7 +41,7 @@ bool fc_remote_is_root(const char *name) {
 
 /* The query of a URL; NULL: there is none, or it is hidden already. */
 static const char *query_of(const char *name) {
-    const char *query = strncmp(name, "http", 4) == 0 && fc_is_remote(name) ? strchr(name, '?') : NULL;
+    const char *query = strncasecmp(name, "http", 4) == 0 && fc_is_remote(name) ? strchr(name, '?') : NULL;
     return query && strncmp(query, FC_NET_HIDDEN, strlen(FC_NET_HIDDEN)) != 0 ? query : NULL;
 }
 
@@ -48,6 +54,9 @@ fc_code fc_remote_check(const char *name, fc_error *err) {
     const size_t host_size = strcspn(host, "/"), shown = (size_t)(host - name);
     const bool is_url = strncmp(name, "http", 4) == 0, is_hub = strncmp(name, "hf://", 5) == 0;
     const char *second = host[host_size] ? host + host_size + 1 : "";
+    if (!is_spelled_small(name)) {
+        return fc_fail(err, FC_EUSAGE, "%.*s...: write this part in small letters", (int)shown, name);
+    }
     if (is_url && (memchr(host, '@', host_size) || query_of(name) || strchr(host, '#'))) {
         return fc_fail(err, FC_EUSAGE,
                        "%.*s...: a URL with a user, a fragment or, in this place, a query is refused, because messages "

@@ -11,7 +11,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/** Returns whether a path is the name of something on a server. The one place where such names are recognised. */
+/** Returns whether a path is the name of something on a server. The one place where such names are recognised: also
+ * "HTTPS://host/x", which fc_remote_check refuses. */
 bool fc_is_remote(const char *path);
 
 /** Returns whether a name is that of a whole bucket, model or host: no name next to it belongs to it. */

@@ -29,11 +29,11 @@ static bool has_dots(const char *name) {
 }
 
 fc_code fc_upload_check(const char *name, fc_error *err) {
+    FC_TRY(fc_is_remote(name) ? fc_remote_check(name, err) : FC_OK);
     if (strncmp(name, "s3://", 5) != 0 && strncmp(name, "gs://", 5) != 0) {
         return fc_fail(err, FC_EUNSUPPORTED,
                        "%.256s: nothing can be written there: write to a bucket (s3://, gs://) or a local path", name);
     }
-    FC_TRY(fc_remote_check(name, err));
     return has_dots(name) ? fc_fail(err, FC_EUSAGE, "%s: has \".\" or \"..\" as a folder: leave it out", name) : FC_OK;
 }
 

@@ -88,7 +88,13 @@ class Queries(Net):
                 (["inspect", self.url().replace("localhost", "eCrEt@localhost")], 2, "a user"),
                 ([self.url()], 2, "unknown command"), (["inspect", self.url(), self.url()], 2, "one argument too many"),
                 (["inspect", self.url(), "--recipe", self.url("missing.json")], 2, "missing.json?\u2026"),
-                (["inspect", "--unknown=" + self.url()], 2, "--unknown"),
+                (["inspect", "--unknown=" + self.url()], 2, "--unknown"), (["inspect", "--unknown" + self.url()], 2, "--unknownhttps://"),
+                (["inspect", self.url().replace("https", "HTTPS")], 2, "HTTPS://...: write this part in small letters"),
+                (["inspect", self.url().replace("https", "Https"), "--unknown"], 2, "small letters"),
+                (["consolidate", self.url(), "-oHTTPS" + self.url("target")[5:], "--to", "h5"], 2, "small letters"),
+                (["consolidate", self.url(), "-o" + self.url("target"), "--to", "h5"], 5, "nothing can be written there"),
+                (["consolidate", self.url(), "-o" + self.url("target")], 2, "-o https://"),
+                (["consolidate", self.url(), "-o", "S3://bucket/x.h5"], 2, "S3://...: write this part in small letters"),
                 (["consolidate", self.url(), "-o", self.url("target"), "--to", "h5"], 5, "nothing can be written there")):
             with self.subTest(says):
                 self.assertIn(says, self.run_it(*arguments, status=status))
