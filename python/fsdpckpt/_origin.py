@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from . import _native
 from ._errors import CorruptError
+from ._run import shown_path
 
 # Options that name files. Those of the second kind also know names that are not files.
 _FILES = ("schema", "config")
@@ -68,7 +69,7 @@ class Origin:
 
 
 def _changed(path: str) -> CorruptError:
-    return CorruptError(f"{path}: was replaced or changed since the checkpoint was opened: open the checkpoint again")
+    return CorruptError(f"{shown_path(path)}: was replaced or changed since the checkpoint was opened: open the checkpoint again")
 
 
 def _absolute(path: str) -> str:

@@ -65,7 +65,7 @@ class Report(Mapping[str, Any]):
 
 def shown_path(path: str) -> str:
     """A path for people. The query of a URL may be a secret."""
-    url, query, _ = path.partition("?") if path.startswith(("https://", "http://")) else (path, "", "")
+    url, query, _ = path.partition("?") if path.lower().startswith(("https://", "http://")) else (path, "", "")
     return url + "?…" if query else url
 
 

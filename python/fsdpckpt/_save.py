@@ -11,7 +11,7 @@ from ._arguments import checked, threads, within
 from ._checkpoint import Tensor
 from ._dtypes import torch_name
 from ._errors import UnsupportedError, UsageError
-from ._run import Path, Progress, Report, Update, _shown
+from ._run import Path, Progress, Report, Update, _shown, shown_path
 
 # A key of a dict, or the index into a list as (digits, whether it is a tuple).
 Element = Any
@@ -55,17 +55,17 @@ def save(
     for elements, value in leaves:
         if _is_masked(value):
             raise UsageError(
-                f"{target}: tensor {_name(elements)}: a masked array, and the mask would be lost: save its .filled(), "
+                f"{shown_path(target)}: tensor {_name(elements)}: a masked array, and the mask would be lost: save its .filled(), "
                 "or its .data and .mask"
             )
     if any(_is_sharded(value) for _, value in leaves):
         from .torch import save_shards
 
         if compress:
-            raise UsageError(f"{target}: compress={compress}: shards in a training loop are not compressed; reshard does that")
+            raise UsageError(f"{shown_path(target)}: compress={compress}: shards in a training loop are not compressed; reshard does that")
         named = [(_name(elements), elements, value) for elements, value in leaves]
         if _named_format(target) and not os.path.isdir(target):
-            raise UsageError(f"{target}: names a file, but one file for each rank makes a directory; name a directory")
+            raise UsageError(f"{shown_path(target)}: names a file, but one file for each rank makes a directory; name a directory")
         how = to or (_format_of(target) if os.path.splitext(target)[1] else "h5")
         return Report(
             "save",
@@ -100,7 +100,7 @@ def _named_format(path: str) -> str | None:
 def _format_of(path: str) -> str:
     if name := _named_format(path):
         return name
-    raise UsageError(f"{path}: its name does not tell the format; give to=, or end the name in .h5, .pt or .safetensors")
+    raise UsageError(f"{shown_path(path)}: its name does not tell the format; give to=, or end the name in .h5, .pt or .safetensors")
 
 
 # ---- the nested state dict ----

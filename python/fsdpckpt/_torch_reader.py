@@ -27,6 +27,7 @@ from torch.futures import Future
 from . import _checkpoint, _native
 from ._arguments import checked, threads
 from ._errors import CorruptError, TargetError, UsageError
+from ._run import shown_path
 from ._save import has_storage
 from ._torch_chunks import CHUNKS, NamedChunk, directory_of, read_named_chunks
 from ._torch_planner import held_reads
@@ -203,7 +204,7 @@ def _read(checkpoint: _checkpoint.Checkpoint, items: Sequence[ReadItem], planner
     targets = []
     for item in items:
         tensor = checkpoint[item.storage_index.fqn]
-        target = _target(checkpoint.path, tensor, item, planner)
+        target = _target(shown_path(checkpoint.path), tensor, item, planner)
         dtype = getattr(torch, tensor.torch_dtype)
         to = target
         if not _is_plain(target, dtype):

@@ -12,7 +12,7 @@ import pytest
 
 from . import _commands
 from ._arguments import checked
-from ._run import Path, Report
+from ._run import Path, Report, shown_path
 
 
 class HasStateDict(Protocol):
@@ -53,7 +53,7 @@ def assert_compatible(
         report = _commands.check(checkpoint, against=reference, progress=None, **options)
     errors = [finding["message"].replace(folder + os.sep, "") for finding in report.findings if finding["severity"] == "error"]
     if errors:
-        raise AssertionError("\n".join([f"{os.fspath(checkpoint)} is not compatible:", *errors]))
+        raise AssertionError("\n".join([f"{shown_path(os.fspath(checkpoint))} is not compatible:", *errors]))
     return report
 
 

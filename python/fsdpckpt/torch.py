@@ -36,7 +36,7 @@ from . import _native
 from ._arguments import checked, threads
 from ._delta_ranks import delta
 from ._errors import Error, SystemFailure, UnsupportedError, UsageError, tell
-from ._run import is_in_bucket
+from ._run import is_in_bucket, shown_path
 from ._save import as_torch
 from ._shards import Box, Element, Job, find_layout
 from ._torch_chunks import NamedChunks, Resolver, directory_of
@@ -171,7 +171,7 @@ class HDF5Writer(StorageWriter):
         while True:
             held = Held([chunks.described(plans[0]), *plans[1:]] if split else plans)
             try:
-                mesh, layout, stored = find_layout(path, held.values, held.boxes, len(plans))
+                mesh, layout, stored = find_layout(shown_path(path), held.values, held.boxes, len(plans))
                 break
             except UnsupportedError as error:
                 refusal = f"{error}; {_UNEVEN}"
@@ -182,7 +182,7 @@ class HDF5Writer(StorageWriter):
                 plans = [chunks.plan(plan, split) for plan in plans]
         if split:
             tell(
-                f"{path}: the chunks of {', '.join(sorted(split))} are not the shards of a mesh: each is stored as a tensor "
+                f"{shown_path(path)}: the chunks of {', '.join(sorted(split))} are not the shards of a mesh: each is stored as a tensor "
                 "of its own; HDF5Reader joins them, the commands do not"
             )
         _make_parents(path)
@@ -252,7 +252,7 @@ class HDF5Writer(StorageWriter):
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         job, staging = self._job, self._staging
         if job is None or staging is None:
-            raise UsageError(f"{self.path}: another save to it has begun in this process: let one end before the next begins")
+            raise UsageError(f"{shown_path(self.path or '')}: another save to it has begun in this process: let one end before the next begins")
         self._busy = True
         written: list[_Written] = sorted(result.storage_data for row in results for result in row)
         try:
@@ -289,7 +289,7 @@ def _make_parents(path: str) -> None:
     if is_in_bucket(path):
         return
     if "://" in path:
-        raise UsageError(f"{path}: is the address of a remote storage: name a directory, or a place in a bucket (s3://, gs://)")
+        raise UsageError(f"{shown_path(path)}: is the address of a remote storage: name a directory, or a place in a bucket (s3://, gs://)")
     parent = os.path.dirname(path.rstrip("/"))
     try:
         if parent:

@@ -18,6 +18,7 @@ import harness
 import numpy as np
 
 import fsdpckpt
+from fsdpckpt.pytest import assert_compatible
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "tests" / "cli"))
 import net_server
@@ -84,6 +85,28 @@ for name in names:
 """
 
 
+def queries_of_torch(name):
+    """Uses of a URL that must fail, and what they say."""
+    try:
+        import torch
+        import torch.distributed.checkpoint as dcp
+        from fsdpckpt.torch import HDF5Reader, HDF5Writer
+    except ImportError:
+        return []
+
+    class Planner(dcp.DefaultLoadPlanner):
+        def resolve_tensor(self, item):
+            return torch.zeros(1, 2)
+
+    def load():
+        dcp.load({"z": torch.zeros(3)}, storage_reader=HDF5Reader(name), planner=Planner(), no_dist=True)
+
+    def save():
+        dcp.save({"z": torch.zeros(3)}, storage_writer=HDF5Writer(name), no_dist=True)
+
+    return [(load, "planner's target has the shape"), (save, "is the address of a remote storage")]
+
+
 class Servers(unittest.TestCase):
     def setUp(self):
         os.environ["FSDPCKPT_NET_PACE"] = "1"
@@ -109,12 +132,29 @@ class Servers(unittest.TestCase):
 
     def test_queries(self):
         """They are not shown, because they may be secrets."""
-        self.server.files["/m/model.safetensors?sig=eCrEt"] = self.server.files["/m/model.safetensors"]
         with fsdpckpt.open(self.name + "?sig=eCrEt") as checkpoint:
             self.assertTrue(equal(checkpoint, self.arrays))
             for text in (repr(checkpoint), repr(checkpoint.objects), checkpoint._repr_html_()):
                 self.assertNotIn("eCrEt", text)
                 self.assertIn("model.safetensors", text)
+        checkpoint = fsdpckpt.open(self.name + "?sig=eCrEt")
+        sent = pickle.dumps(checkpoint)
+        self.replace(7)
+        target, other = self.server.name + "/m/x.h5?sig=eCrEt", self.server.name.replace("http", "HTTP") + "/m/model.safetensors?sig=eCrEt"
+        for use, says in (
+            (lambda: checkpoint["a"].numpy(), "was changed"),
+            (lambda: pickle.loads(sent), "was replaced or changed"),
+            (lambda: fsdpckpt.open(other), "small letters"),
+            (lambda: fsdpckpt.save(self.arrays, target, to="h5"), "in this place, a query"),
+            (lambda: fsdpckpt.save(self.arrays, target), "does not tell the format"),
+            (lambda: fsdpckpt.save({"a": np.ma.masked_array([1.0], [True])}, target), "masked array"),
+            (lambda: assert_compatible(self.name + "?sig=eCrEt", {"b": self.arrays["z"]}), "is not compatible"),
+            *queries_of_torch(self.name + "?sig=eCrEt"),
+        ):
+            with self.subTest(says):
+                with self.assertRaisesRegex(BaseException, says) as caught:
+                    use()
+                self.assertNotIn("eCrEt", str(caught.exception))
 
     def test_torch(self):
         try:
