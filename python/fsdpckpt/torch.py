@@ -206,7 +206,7 @@ class HDF5Writer(StorageWriter):
         """Begins the target, or joins the one that rank 0 has begun. After a failure on another rank, a writer of this process
         may still have a target in a bucket of the same name, so that one is aborted first."""
         for other in list(_WRITERS):
-            if other is not self and other._target == path and not other._busy and is_in_bucket(path):
+            if other is not self and _place(other._target) == _place(path) and not other._busy and is_in_bucket(path):
                 other._abort()
         self._staging = _native.Staging(path, self._format, force=self.force, bytes=bytes, joined=joined)
         self._target = path
@@ -282,6 +282,11 @@ _WRITERS: weakref.WeakSet[HDF5Writer] = weakref.WeakSet()  # that have begun a t
 def _is_self_contained(format: str) -> bool:
     """Whether each file of a rank has all that the rank holds."""
     return any(name == format and contained for name, _, _, contained in _native.formats())
+
+
+def _place(path: str | None) -> str | None:
+    """A path such that equal ones name the same target."""
+    return path.rstrip("/") if path else path
 
 
 def _make_parents(path: str) -> None:
