@@ -136,7 +136,12 @@ static void start(fetcher *f, transfer *t) {
     t->answer = (response){.bytes = 0};
     t->paused = false;
     t->taken = 0;
-    t->done = t->purpose == FOR_PAGE || t->out ? 0 : t->done; /* a page comes as a whole */
+    if (t->purpose == FOR_PAGE || t->out) { /* a page comes as a whole */
+        t->done = 0;
+        if (t->body) {
+            t->body[0] = '\0'; /* the next answer may have no body */
+        }
+    }
     if (t->out) {
         t->out->sent = 0;
     }
