@@ -4,6 +4,7 @@
 begins with "always-" is not used up.
 """
 
+import contextlib
 import gzip
 import hashlib
 import http.server
@@ -138,6 +139,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
 class Server(socketserver.ThreadingMixIn, http.server.HTTPServer):
     daemon_threads = True
     request_queue_size = 64
+    slots = contextlib.nullcontext()  # or a semaphore of the connections that are served at once, also while they are idle
+
+    def process_request_thread(self, *connection):
+        with self.slots:
+            super().process_request_thread(*connection)
 
     def handle_error(self, *unused):
         pass

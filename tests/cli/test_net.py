@@ -321,6 +321,19 @@ class Requests(Net):
         total = sum(int(last) - int(first) + 1 for first, last in (r[1][6:].split("-") for r in server.requests if r[0].endswith("model.safetensors")))
         self.assertLess(total, len(data) + (2 << 20))
 
+    def test_servers_of_few_connections(self):
+        """Neither what is read ahead nor idle connections keep reads waiting that get none."""
+        server = self.serve({"model.safetensors": safetensors({"t%02d" % i: ("U8", [1 << 20], made.randbytes(1 << 20)) for i in range(24)})},
+                            https=False)
+        name = server.name + "/m/model.safetensors"
+        self.command("consolidate", name, "-o", "all.safetensors")
+        for slots, workers in ((1, "1"), (1, "32"), (3, "32"), (8, "32")):
+            server.slots = threading.Semaphore(slots)
+            began = time.monotonic()
+            self.command("consolidate", name, "-o", "few.safetensors", "--force", "-j", workers)
+            self.assertLess(time.monotonic() - began, 8, (slots, workers))
+            self.assertEqual(self.bytes_of("few.safetensors"), self.bytes_of("all.safetensors"))
+
 
 class Faults(Net):
     """A server that fails for a moment makes no difference; one that lies is an error with one line, and there is no target."""

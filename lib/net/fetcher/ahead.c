@@ -7,7 +7,7 @@
 
 #include <string.h>
 
-static bool has_no_reader(const transfer *t) {
+bool has_no_reader(const transfer *t) {
     return t->file >= 0 && t->reply < 0;
 }
 
@@ -48,6 +48,7 @@ void ahead_begin(fetcher *f, const opened_file *file, const fc_net_request *requ
 
 void range_begin(transfer *t, const read_range *wanted, int answer) {
     t->reply = answer;
+    t->since = fetcher_now();
     t->into = wanted->into;
     t->given = wanted->given;
     t->from = wanted->first - t->offset;

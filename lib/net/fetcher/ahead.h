@@ -24,6 +24,8 @@ void ahead_begin(fetcher *f, const opened_file *file, const fc_net_request *requ
 bool ahead_read(fetcher *f, int file, const read_range *wanted, int answer);
 /* The socket of a file was closed: nobody reads what was announced on it. */
 void ahead_drop(fetcher *f, int file);
+/* Whether a transfer is a range that was announced, and nobody waits for its bytes. */
+bool has_no_reader(const transfer *t);
 /* Makes a reader that of a transfer. */
 void range_begin(transfer *t, const read_range *wanted, int answer);
 /* Takes bytes of a range for its reader. @return the number of bytes, or what libcurl should do */

@@ -189,6 +189,17 @@ typedef struct outgoing {
     transfer_kind next;
 } outgoing;
 
+/* A server, or the proxy. */
+typedef struct host_line {
+    struct host_line *next;
+    char *line;                  /* "host:port:addresses" */
+    int64_t heard;               /* when a read received something last */
+    int64_t average;             /* milliseconds until an answer comes; 0: not known */
+    unsigned served;             /* most reads that were answered at the same time */
+    unsigned most;               /* reads that may run at once; 0: any number */
+    unsigned answers, doublings; /* since `most` was changed; see crowds.c */
+} host_line;
+
 typedef enum transfer_state { WAITS, NEEDS_HOST, RUNS } transfer_state;
 
 typedef struct transfer {
@@ -216,6 +227,11 @@ typedef struct transfer {
     bool proxied;    /* the server is asked through the proxy */
     int64_t wake;    /* WAITS: when it starts, in milliseconds; NEEDS_HOST: when it asks somebody else */
     int asked;       /* NEEDS_HOST: socket of who was asked */
+    host_line *host; /* which it asks; NULL: not known yet */
+    int64_t began;   /* RUNS: when; 0: it waited for others */
+    int64_t since;   /* RUNS: when it began, or got its reader */
+    int restarts;    /* because its server answered nobody */
+    bool heard;      /* RUNS: it received bytes of a body */
     struct curl_slist *headers, *resolve;
     CURL *easy;
     response answer;
@@ -234,12 +250,6 @@ typedef struct hidden_query {
     struct hidden_query *next;
     char *name, *query;
 } hidden_query;
-
-/* "host:port:addresses" */
-typedef struct host_line {
-    struct host_line *next;
-    char *line;
-} host_line;
 
 typedef struct fetcher {
     fc_net_setup setup;

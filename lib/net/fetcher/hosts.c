@@ -1,7 +1,7 @@
 /*
  * Where servers are: the host of a URL, and its address, which the fetcher cannot look up and asks for. See fetcher.h.
  */
-#include "net/fetcher/fetcher.h"
+#include "net/fetcher/crowds.h"
 
 #include <arpa/inet.h>
 #include <stdio.h>
@@ -82,12 +82,8 @@ bool host_is_asked_in_vain(const transfer *t) {
 
 const char *host_known(const fetcher *f, const char *where) {
     const size_t n = strlen(where);
-    for (const host_line *h = f->hosts; h; h = h->next) {
-        if (strncmp(h->line, where, n) == 0 && (h->line[n] == ':' || h->line[n] == '\0')) {
-            return h->line + (h->line[n] == '\0' ? n : 0);
-        }
-    }
-    return NULL;
+    const host_line *h = crowd_find(f, where);
+    return h ? h->line + (h->line[n] == '\0' ? n : 0) : NULL;
 }
 
 bool host_has_address(const char *line) {
@@ -111,16 +107,31 @@ bool host_find_peer(fetcher *f, transfer *t, const char *where, char *peer, size
     return true;
 }
 
+/* The known server of "host:port:addresses", which may have others now. */
+static host_line *find_again(const fetcher *f, const char *line) {
+    char where[512];
+    const char *end = strchr(line, ']'); /* of an IPv6 address as host */
+    const char *port = strchr(end ? end : line, ':');
+    if (!port) {
+        return NULL;
+    }
+    snprintf(where, sizeof where, "%.*s", (int)((size_t)(port - line) + 1 + strcspn(port + 1, ":")), line);
+    return crowd_find(f, where);
+}
+
 void transfers_host_known(fetcher *f, const char *line) {
-    host_line *h = calloc(1, sizeof *h);
+    host_line *h = find_again(f, line);
     char *copy = strdup(line);
-    if (!h || !copy) {
-        free(h);
+    if (copy && !h && (h = calloc(1, sizeof *h)) != NULL) {
+        h->next = f->hosts;
+        f->hosts = h;
+    }
+    if (!copy || !h) {
         free(copy);
         return;
     }
-    *h = (host_line){f->hosts, copy};
-    f->hosts = h;
+    free(h->line);
+    h->line = copy;
     for (transfer *t = f->transfers; t; t = t->next) {
         if (t->progress == NEEDS_HOST) {
             t->progress = WAITS;

@@ -3,6 +3,7 @@
  */
 #include "base/base64.h"
 #include "net/fetcher/ahead.h"
+#include "net/fetcher/crowds.h"
 #include "net/fetcher/uploads.h"
 
 #include <inttypes.h>
@@ -136,6 +137,7 @@ static size_t take_body(char *bytes, size_t size, size_t count, void *context) {
     transfer *t = context;
     const size_t n = size * count;
     const bool good = t->answer.status / 100 == 2;
+    crowd_heard(t);
     if (t->out) { /* also what it says of an error */
         const uint64_t most = good && (t->purpose == FOR_UPLOADS || t->purpose == FOR_PARTS) ? MOST_PAGE : MOST_ANSWER;
         if (n > most - t->done) {

@@ -2,6 +2,7 @@
  * The loop of the fetcher: takes requests, and lets libcurl work. See fetcher.h.
  */
 #include "net/fetcher/ahead.h"
+#include "net/fetcher/crowds.h"
 #include "net/fetcher/uploads.h"
 
 #include <errno.h>
@@ -172,7 +173,7 @@ int fetcher_serve(void *state) {
         while (again) { /* the end of a transfer makes room for others */
             transfers_start(f);
             curl_multi_perform(f->multi, &running);
-            again = transfers_finish(f);
+            again = transfers_finish(f) || crowds_relieve(f);
         }
         if (f->leaves && (!has_uploads(f) || fetcher_now() > f->leaves)) {
             return 0;

@@ -3,6 +3,7 @@
  * breaks. See fetcher.h.
  */
 #include "net/fetcher/ahead.h"
+#include "net/fetcher/crowds.h"
 #include "net/fetcher/uploads.h"
 
 #include <arpa/inet.h>
@@ -131,6 +132,11 @@ static void start(fetcher *f, transfer *t) {
         host_ask(f, t, peer);
         return;
     }
+    t->host = crowd_find(f, peer);
+    if (!crowd_admits(f, t)) {
+        t->wake = 0; /* it starts when there is room */
+        return;
+    }
     curl_slist_free_all(t->resolve);
     t->resolve = curl_slist_append(NULL, line);
     t->answer = (response){.bytes = 0};
@@ -150,6 +156,8 @@ static void start(fetcher *f, transfer *t) {
         return;
     }
     t->progress = RUNS;
+    t->began = t->since = fetcher_now();
+    t->heard = false;
 }
 
 void transfers_go_on(fetcher *f, int socket) {
@@ -161,22 +169,29 @@ void transfers_go_on(fetcher *f, int socket) {
     }
 }
 
+/* Those with a reader start first, and of these the oldest: transfers are listed from the newest on. */
+static transfer *next_to_start(const fetcher *f, int64_t now) {
+    transfer *found = NULL;
+    for (transfer *t = f->transfers; t; t = t->next) {
+        if (t->progress == WAITS && t->wake <= now && (!found || !has_no_reader(t) || has_no_reader(found)) &&
+            crowd_admits(f, t)) {
+            found = t;
+        }
+    }
+    return found;
+}
+
 void transfers_start(fetcher *f) {
     const int64_t now = fetcher_now();
-    bool again = true;
-    while (again) { /* starting may end one, and that may begin others */
-        again = false;
-        for (transfer *t = f->transfers; t && !again; t = t->next) {
-            if (t->progress == NEEDS_HOST && t->wake <= now) {
-                t->progress = host_is_asked_in_vain(t) ? WAITS : NEEDS_HOST;
-                t->wake = t->progress == WAITS ? now : now + ASK_AGAIN_MS;
-            }
-            if (t->progress == WAITS && t->wake <= now) {
-                t->wake = now + 50; /* if nobody can say where its host is yet */
-                start(f, t);
-                again = true;
-            }
+    for (transfer *t = f->transfers; t; t = t->next) {
+        if (t->progress == NEEDS_HOST && t->wake <= now) {
+            t->progress = host_is_asked_in_vain(t) ? WAITS : NEEDS_HOST;
+            t->wake = t->progress == WAITS ? now : now + ASK_AGAIN_MS;
         }
+    }
+    for (transfer *t; (t = next_to_start(f, now)) != NULL;) { /* starting may end one, and that may begin others */
+        t->wake = now + 50;                                   /* if nobody can say where its host is yet */
+        start(f, t);
     }
 }
 
@@ -184,10 +199,11 @@ int transfers_pause(const fetcher *f) {
     const int64_t now = fetcher_now();
     int64_t least = 1000;
     for (const transfer *t = f->transfers; t; t = t->next) {
-        if (t->progress == WAITS) {
+        if (t->progress == WAITS && (t->wake > now || crowd_admits(f, t))) {
             least = t->wake - now < least ? t->wake - now : least;
         }
     }
+    least = crowds_pause(f, least);
     return least > 0 ? (int)least : 0;
 }
 
@@ -353,6 +369,7 @@ static void judge(fetcher *f, transfer *t, CURLcode result) {
     curl_multi_remove_handle(f->multi, t->easy);
     curl_easy_cleanup(t->easy);
     t->easy = NULL;
+    t->host = NULL; /* the next one may be another */
     if (t->error.code != FC_OK) {
         transfer_end(f, t);
     } else if (result == CURLE_OK || has_all(t) || (result == CURLE_WRITE_ERROR && t->answer.status / 100 != 2)) {
