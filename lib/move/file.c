@@ -214,8 +214,9 @@ static fc_code move_batches(worker *w, fc_error *err) {
         now = next;
         next = moved;
     }
-    if (now) {
-        fc_queue_give_back(&e->queue, now, false); /* taken, and not moved */
+    if (now && next) { /* what is taken and not moved */
+        fc_queue_give_back(&e->queue, now, false);
+        fc_queue_give_back(&e->queue, next, false);
     }
     free(now);
     free(next);
