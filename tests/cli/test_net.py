@@ -244,21 +244,20 @@ class Process(Net):
 
     def test_interrupted(self):
         """Ctrl-C while a server is silent: the command ends at once, and leaves nothing."""
-        server = self.serve({"model.safetensors": file_of(3000)})
-        silent, asked = threading.Event(), threading.Event()
+        server = self.serve({"1.safetensors": file_of(3000), "4.safetensors": file_of(3000)})
+        silent, asked = threading.Event(), {"1": threading.Event(), "4": threading.Event()}
         self.addCleanup(silent.set)
 
         def answer(handler):
             if not handler.headers["Range"].startswith("bytes=0-"):
-                asked.set()
+                asked[os.path.basename(handler.path)[0]].set()
                 silent.wait(60)
 
         server.answer = answer
         for jobs in ("1", "4"):
-            running = subprocess.Popen([BINARY, "consolidate", server.name + "/m/model.safetensors", "-o", "x.h5", "-j", jobs], cwd=self.dir,
+            running = subprocess.Popen([BINARY, "consolidate", "%s/m/%s.safetensors" % (server.name, jobs), "-o", "x.h5", "-j", jobs], cwd=self.dir,
                                        env=dict(os.environ, SSL_CERT_FILE=self.certificate[0]), stderr=subprocess.PIPE, text=True)
-            self.assertTrue(asked.wait(30))
-            asked.clear()
+            self.assertTrue(asked[jobs].wait(30))
             running.send_signal(signal.SIGINT)
             _, line = running.communicate(timeout=20)
             self.assertEqual((running.returncode, line.count("interrupted"), line.count("\n")), (130, 1, 1), line)
@@ -331,7 +330,7 @@ class Requests(Net):
             server.slots = threading.Semaphore(slots)
             began = time.monotonic()
             self.command("consolidate", name, "-o", "few.safetensors", "--force", "-j", workers)
-            self.assertLess(time.monotonic() - began, 8, (slots, workers))
+            self.assertLess(time.monotonic() - began, 30, (slots, workers))  # reads that starve end after minutes
             self.assertEqual(self.bytes_of("few.safetensors"), self.bytes_of("all.safetensors"))
 
 
