@@ -18,9 +18,10 @@
 #include <string.h>
 #include <unistd.h>
 
-/* What is told of a file. Its name, its ticket and its bytes follow; each run of bytes begins with a fc_staged_data. */
+/* What one process tells another of a file. Its name, its ticket and its bytes follow. A fc_staged_data is before each
+   run of bytes. */
 typedef struct told_file {
-    uint64_t name, size, part, nparts, engine, run;
+    uint64_t name, size, part, nparts, engine, run_number;
     uint64_t ticket; /* 0: it is sent as a whole */
     uint64_t runs;
 } told_file;
@@ -71,7 +72,7 @@ static fc_code add_headers(const fc_staged_file *file, fc_notes *out, uint64_t *
 
 static fc_code tell_file(fc_staged_file *file, bool headers, fc_notes *out, fc_error *err) {
     const char *name = file->path + strlen(file->target->path) + 1;
-    told_file told = {.name = strlen(name), .engine = file->engine, .run = file->run};
+    told_file told = {.name = strlen(name), .engine = file->engine, .run_number = file->run};
     char *ticket = NULL;
     size_t ticket_size = 0;
     struct stat st;
@@ -212,7 +213,7 @@ static fc_code adopt_file(reader *r, fc_error *err) {
     }
     FC_TRY(make_file(r, name, (size_t)told.name, &file, err));
     file->engine = told.engine != 0;
-    file->run = told.run;
+    file->run = told.run_number;
     file->size = told.size;
     if (ftruncate(file->fd, (off_t)told.size) != 0) {
         return fc_fail_errno(err, errno, "%s: no memory", fc_staged_final_name(file->path));
