@@ -10,6 +10,7 @@
 #include "io/commit.h"
 #include "io/directory.h"
 #include "io/replace.h"
+#include "io/report.h"
 #include "io/staged_kept.h"
 #include "io/staged_publish.h"
 #include "io/staging.h"
@@ -166,13 +167,11 @@ static fc_code clear_uploads(fc_commit *commit, fc_error *err) {
         fc_staged_stay(commit->staged);
         commit->has_journal = true;
         commit->keeps = commit->was_begun;
-    } else if (commit->was_begun && how->reporter.report) {
-        fc_error line; /* makes the line printable */
-        fc_fail(&line, FC_OK,
-                "%s: an unfinished conversion to this is kept in uploads that %s lists: resume it, or remove "
-                "that object",
-                commit->target, commit->journal);
-        how->reporter.report(how->reporter.context, line.message);
+    } else if (commit->was_begun) {
+        fc_report(
+            &how->reporter,
+            "%s: an unfinished conversion to this is kept in uploads that %s lists: resume it, or remove that object",
+            commit->target, commit->journal);
     }
     return commit->was_begun ? FC_OK : fc_staged_clear_uploads(commit->target, how, err);
 }
@@ -220,11 +219,10 @@ fc_code fc_commit_check(const fc_commit_options *how, fc_error *err) {
 }
 
 void fc_commit_abort(fc_commit *commit) {
-    if (commit && commit->keeps && commit->says_so && fc_commit_folder(commit) && commit->how.reporter.report) {
-        fc_error line; /* makes the line printable */
-        fc_fail(&line, FC_OK, "%s: what is written is kept in %s%s: repeat the command that wrote it to go on",
-                commit->target, commit->remote ? "uploads listed in " : "", fc_commit_folder(commit));
-        commit->how.reporter.report(commit->how.reporter.context, line.message);
+    if (commit && commit->keeps && commit->says_so && fc_commit_folder(commit)) {
+        fc_report(&commit->how.reporter,
+                  "%s: what is written is kept in %s%s: repeat the command that wrote it to go on", commit->target,
+                  commit->remote ? "uploads listed in " : "", fc_commit_folder(commit));
     }
     commit_free(commit);
 }

@@ -116,13 +116,12 @@ size_t fc_staged_count(const fc_staged_target *target) {
     return count;
 }
 
-/* @param patience for fc_upload_abort; NULL: the uploads that can outlive this process stay */
-static void free_file(fc_staged_file *file, int *patience) {
-    int none = 0;
-    if (!patience && file->id) {
+/* @param stays whether an upload that can outlive this process does @param patience for fc_upload_abort */
+static void free_file(fc_staged_file *file, bool stays, int *patience) {
+    if (stays && file->id) {
         fc_upload_leave(file->upload);
     } else {
-        fc_upload_abort(file->upload, patience ? patience : &none);
+        fc_upload_abort(file->upload, patience);
     }
     free(file->id);
     if (file->fd >= 0) {
@@ -150,7 +149,7 @@ static void free_target(fc_staged_target *target, bool stays) {
     pthread_mutex_unlock(&all.lock);
     for (fc_staged_file *next, *file = target->files; file; file = next) {
         next = file->next;
-        free_file(file, stays ? NULL : &patience);
+        free_file(file, stays, &patience);
     }
     pthread_mutex_destroy(&target->lock);
     pthread_cond_destroy(&target->changed);
@@ -215,7 +214,7 @@ static fc_staged_file *create_file(fc_staged_target *target, const char *path) {
     if (!file->path || file->fd < 0) {
         const int saved = file->path ? errno : ENOMEM;
         int unused = 0; /* nothing is sent yet */
-        free_file(file, &unused);
+        free_file(file, false, &unused);
         errno = saved;
         return NULL;
     }

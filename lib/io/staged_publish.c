@@ -14,6 +14,7 @@
 #include "io/directory.h"
 #include "io/file.h"
 #include "io/path.h"
+#include "io/report.h"
 #include "io/staged_private.h"
 
 #include <errno.h>
@@ -85,12 +86,6 @@ static fc_code remove_mark(const char *mark, fc_error *err) {
     return write_mark(mark, NULL, 0, true, err);
 }
 
-static void report_line(const fc_reporter *reporter, const fc_error *line) {
-    if (reporter->report) {
-        reporter->report(reporter->context, line->message);
-    }
-}
-
 static fc_code fail_mark(const char *mark, fc_error *err) {
     return fc_fail(err, FC_ECORRUPT, "%s: is not a list of names: look at it, and remove it", mark);
 }
@@ -98,11 +93,9 @@ static fc_code fail_mark(const char *mark, fc_error *err) {
 /* Deletes an object that a mark names. */
 static fc_code delete_own(const char *name, uint64_t run, const fc_reporter *reporter, fc_error *err) {
     bool left = false;
-    fc_error line;
     FC_TRY(fc_upload_delete_own(name, run, &left, err));
     if (left) {
-        fc_fail(&line, FC_OK, "%s: stays: its metadata does not say that the run that died wrote it", name);
-        report_line(reporter, &line);
+        fc_report(reporter, "%s: stays: its metadata does not say that the run that died wrote it", name);
     }
     return FC_OK;
 }
@@ -123,7 +116,6 @@ static fc_code delete_marked(const char *folder, const char *mark, char *text, c
 
 static fc_code settle_mark(const char *folder, const char *mark, char *text, const fc_commit_options *how,
                            fc_error *err) {
-    fc_error line;
     if (strncmp(text, replaces, strlen(replaces)) == 0) {
         return how->force
                    ? FC_OK
@@ -134,8 +126,7 @@ static fc_code settle_mark(const char *folder, const char *mark, char *text, con
     }
     FC_TRY(strncmp(text, all_new, strlen(all_new)) == 0 ? FC_OK : fail_mark(mark, err));
     FC_TRY(delete_marked(folder, mark, text + strlen(all_new), &how->reporter, err));
-    fc_fail(&line, FC_OK, "%s: an earlier run died while it made this visible; what it left is deleted", folder);
-    report_line(&how->reporter, &line);
+    fc_report(&how->reporter, "%s: an earlier run died while it made this visible; what it left is deleted", folder);
     return FC_OK;
 }
 
@@ -163,14 +154,13 @@ fc_code fc_staged_clear_uploads(const char *name, const fc_commit_options *how, 
     fc_error line;
     const fc_code rc = fc_upload_clear(name, how->is_directory, &count, &line);
     if (rc == FC_EIO) { /* not every user who may write may list uploads */
-        report_line(&how->reporter, &line);
+        fc_report(&how->reporter, "%s", line.message);
     } else if (rc != FC_OK) {
         return fc_fail(err, rc, "%s", line.message);
     }
     if (count > 0) {
-        fc_fail(&line, FC_OK, "%s: an earlier run died while writing this; its %zu unfinished upload%s aborted", name,
-                count, count == 1 ? " is" : "s are");
-        report_line(&how->reporter, &line);
+        fc_report(&how->reporter, "%s: an earlier run died while writing this; its %zu unfinished upload%s aborted",
+                  name, count, count == 1 ? " is" : "s are");
     }
     return FC_OK;
 }

@@ -1,6 +1,7 @@
 /*
  * Clears the staging directories of dead runs. See staging.h.
  */
+#include "io/report.h"
 #include "io/staging.h"
 
 #include "fsdpckpt/try.h"
@@ -32,15 +33,11 @@ static void report(const leftover *l, const char *format, ...) __attribute__((fo
 /* Reports one line that begins with the name of the target. */
 static void report(const leftover *l, const char *format, ...) {
     char text[512];
-    fc_error line; /* makes the line printable */
     va_list args;
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
-    fc_fail(&line, FC_OK, "%s/%s: %s", l->shown_parent, l->name, text);
-    if (l->reporter && l->reporter->report) {
-        l->reporter->report(l->reporter->context, line.message);
-    }
+    fc_report(l->reporter, "%s/%s: %s", l->shown_parent, l->name, text);
 }
 
 /* Whether `entry` is a name that mkdtemp can make for a staging directory of `name`, or that of one that can be

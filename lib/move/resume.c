@@ -10,6 +10,7 @@
 #include "base/grow.h"
 #include "fsdpckpt/order.h"
 #include "fsdpckpt/try.h"
+#include "io/report.h"
 #include "io/staged_objects.h"
 #include "io/staging.h"
 #include "io/sync.h"
@@ -86,16 +87,14 @@ static int compare_tiles(const void *a, const void *b) {
 }
 
 static void report_done(const fc_resume *r, const fc_resume_options *o) {
-    const fc_reporter *reporter = &o->convert->reporter;
     uint64_t bytes = 0;
     for (size_t i = 0; i < r->journal.ntiles; i++) {
         bytes += r->journal.tiles[i].bytes;
     }
-    if (reporter->report && bytes > 0) {
-        fc_error line;                                                               /* makes the line printable */
+    if (bytes > 0) {
         const double part = bytes < o->bytes ? (double)bytes / (double)o->bytes : 1; /* a damaged journal has more */
-        fc_fail(&line, FC_OK, "%s: goes on with a conversion of which %d %% is written", o->path, (int)(100 * part));
-        reporter->report(reporter->context, line.message);
+        fc_report(&o->convert->reporter, "%s: goes on with a conversion of which %d %% is written", o->path,
+                  (int)(100 * part));
     }
 }
 

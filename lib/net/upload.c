@@ -61,20 +61,23 @@ static fc_code judge(const fc_exchange *x, fc_error *err) {
                            FC_HINT_FORCE, NULL);
 }
 
-/* Sends a request about a name. */
-static fc_code ask_about(const char *name, const fc_net_request *request, int fd, uint64_t *size, fc_error *err) {
+/* Sends a request. @param u the upload that it is about; NULL: it has a name */
+static fc_code ask(fc_exchange *x, const fc_upload *u, const fc_net_request *request, int fd, fc_error *err) {
+    FC_TRY(fc_fetcher_get(&x->fetcher, err));
+    return fc_exchange_ask(x, u ? u->socket : x->fetcher.requests, request, fd, err);
+}
+
+/* Sends a request about a name, where there may be an object that is not expected. */
+static fc_code ask_about(const char *name, const fc_net_request *request, int fd, fc_error *err) {
     fc_exchange x = {.name = name};
-    FC_TRY(fc_fetcher_get(&x.fetcher, err));
-    FC_TRY(fc_exchange_ask(&x, x.fetcher.requests, request, fd, err));
-    *size = x.last.size;
+    FC_TRY(ask(&x, NULL, request, fd, err));
     return judge(&x, err);
 }
 
 /* Sends a request about an upload that was begun. */
 static fc_code ask_upload(const fc_upload *u, const fc_net_request *request, int fd, fc_error *err) {
     fc_exchange x = {.name = u->name};
-    FC_TRY(fc_fetcher_get(&x.fetcher, err));
-    FC_TRY(fc_exchange_ask(&x, u->socket, request, fd, err));
+    FC_TRY(ask(&x, u, request, fd, err));
     return judge(&x, err);
 }
 
@@ -95,8 +98,7 @@ static fc_code open_upload(const char *name, const fc_net_request *request, void
         goto out;
     }
     u->socket = ends[0];
-    FC_TRY_GOTO(fc_fetcher_get(&x.fetcher, err), rc, out);
-    FC_TRY_GOTO(fc_exchange_ask(&x, x.fetcher.requests, request, ends[1], err), rc, out);
+    FC_TRY_GOTO(ask(&x, NULL, request, ends[1], err), rc, out);
     if (x.last.kind == FC_NET_DONE) {
         *out = u;
         u = NULL;
@@ -152,8 +154,7 @@ fc_code fc_upload_ticket(const fc_upload *u, unsigned parts, char **ticket, size
     fc_code rc;
     FC_NEED(bytes, err, u->name);
     x.buffer = bytes;
-    FC_TRY_GOTO(fc_fetcher_get(&x.fetcher, err), rc, out);
-    FC_TRY_GOTO(fc_exchange_ask(&x, u->socket, &request, -1, err), rc, out);
+    FC_TRY_GOTO(ask(&x, u, &request, -1, err), rc, out);
     *size = (size_t)(x.buffer - bytes);
     char *fitting = realloc(bytes, *size + 1);
     *ticket = fitting ? fitting : (char *)bytes;
@@ -203,8 +204,7 @@ fc_code fc_upload_complete(fc_upload *u, unsigned parts, bool only_new, bool *go
     const fc_net_request request = {.kind = FC_NET_COMPLETE, .part = parts, .flag = only_new};
     fc_exchange x = {.name = u->name};
     *gone = false;
-    FC_TRY(fc_fetcher_get(&x.fetcher, err));
-    FC_TRY(fc_exchange_ask(&x, u->socket, &request, -1, err));
+    FC_TRY(ask(&x, u, &request, -1, err));
     *gone = x.last.kind == FC_NET_MISSING;
     FC_TRY(*gone ? fc_fail(err, FC_EIO,
                            "%s: the upload was completed or aborted by another program, or by a rule of the bucket",
@@ -217,8 +217,8 @@ fc_code fc_upload_complete(fc_upload *u, unsigned parts, bool only_new, bool *go
 void fc_upload_abort(fc_upload *u, int *patience) {
     const fc_net_request request = {.kind = FC_NET_ABORT};
     fc_exchange x = {.name = u ? u->name : "", .patience = *patience};
-    if (u && fc_fetcher_get(&x.fetcher, NULL) == FC_OK) {
-        (void)fc_exchange_ask(&x, u->socket, &request, -1, NULL);
+    if (u) {
+        (void)ask(&x, u, &request, -1, NULL);
         *patience = x.patience;
     }
     forget(u);
@@ -229,20 +229,18 @@ void fc_upload_leave(fc_upload *u) {
 }
 
 fc_code fc_upload_whole(const char *name, uint64_t run, int fd, uint64_t size, bool only_new, fc_error *err) {
-    uint64_t unused = 0;
     FC_TRY(check_object(name, err));
     fc_net_request request = fc_exchange_request(FC_NET_WHOLE, name);
     request.length = size;
     request.flag = only_new;
     request.run = run;
-    return ask_about(name, &request, fd, &unused, err);
+    return ask_about(name, &request, fd, err);
 }
 
 /* Sends a request about a journal: a cancelled job does not wait for long. */
 static fc_code ask_about_journal(const char *name, const fc_net_request *request, int fd, fc_error *err) {
     fc_exchange x = {.name = name, .stops = true, .patience = FC_UPLOAD_PATIENCE};
-    FC_TRY(fc_fetcher_get(&x.fetcher, err));
-    return fc_exchange_ask(&x, x.fetcher.requests, request, fd, err);
+    return ask(&x, NULL, request, fd, err);
 }
 
 fc_code fc_upload_journal(const char *name, int fd, uint64_t size, fc_error *err) {
@@ -259,10 +257,9 @@ fc_code fc_upload_delete_journal(const char *name, fc_error *err) {
 }
 
 fc_code fc_upload_delete(const char *name, fc_error *err) {
-    uint64_t unused = 0;
     FC_TRY(check_object(name, err));
     const fc_net_request request = fc_exchange_request(FC_NET_DELETE, name);
-    return ask_about(name, &request, -1, &unused, err);
+    return ask_about(name, &request, -1, err);
 }
 
 fc_code fc_upload_delete_own(const char *name, uint64_t run, bool *left, fc_error *err) {
@@ -270,8 +267,7 @@ fc_code fc_upload_delete_own(const char *name, uint64_t run, bool *left, fc_erro
     FC_TRY(check_object(name, err));
     fc_net_request request = fc_exchange_request(FC_NET_DELETE, name);
     request.run = run;
-    FC_TRY(fc_fetcher_get(&x.fetcher, err));
-    FC_TRY(fc_exchange_ask(&x, x.fetcher.requests, &request, -1, err));
+    FC_TRY(ask(&x, NULL, &request, -1, err));
     *left = x.last.kind == FC_NET_EXISTS;
     return FC_OK;
 }
@@ -282,8 +278,7 @@ fc_code fc_upload_clear(const char *name, bool is_folder, size_t *count, fc_erro
     FC_TRY(is_folder ? fc_upload_check(name, err) : check_object(name, err));
     fc_net_request request = fc_exchange_request(FC_NET_CLEAR, name);
     request.flag = is_folder;
-    FC_TRY(fc_fetcher_get(&x.fetcher, err));
-    FC_TRY(fc_exchange_ask(&x, x.fetcher.requests, &request, -1, err));
+    FC_TRY(ask(&x, NULL, &request, -1, err));
     *count = (size_t)x.last.size;
     return FC_OK;
 }

@@ -30,7 +30,6 @@ enum {
     FRESH_MS = 1000,        /* a name that is given twice within this time is asked for once */
     MOST_AHEAD = 256,       /* files that are opened before they are asked for */
     MOST_PARTS = 10000,     /* of an upload */
-    MOST_ID = 2048,         /* bytes of its ID */
     MOST_ANSWER = 64 << 10, /* bytes that a server says about what is written, except lists */
     MD5_BYTES = 16,
     RUN_DIGITS = 16,

@@ -66,17 +66,17 @@ void ticket_write(fetcher *f, const upload *u, const fc_net_request *request, in
 /* ---- an upload that another process has begun ---- */
 
 void upload_adopt(fetcher *f, const fc_net_request *request, int answer, int socket) {
-    upload *u = calloc(1, sizeof *u);
-    char *copy = strdup(request->name);
-    if (!u || !copy || !fetcher_add_file(f, (opened_file){socket, NULL, u})) {
+    upload *u = upload_new(request, NULL);
+    if (!u || !fetcher_add_file(f, (opened_file){socket, NULL, u})) {
         fc_error error;
         (void)fc_no_memory(&error, request->name);
         fetcher_send_error(f, answer, &error);
         close(socket);
-        free(u);
-        free(copy);
+        if (u) {
+            upload_release(f, u);
+        }
     } else {
-        *u = (upload){.name = copy, .run = request->run, .open = true};
+        u->open = true;
         fetcher_send(f, answer, (fc_net_answer){.kind = FC_NET_DONE}, NULL, 0);
     }
     fetcher_close(f, answer);
@@ -104,7 +104,7 @@ static bool take_part(upload *u, unsigned number, const char *line) {
 }
 
 static fc_code read_ticket(upload *u, char *text, unsigned parts, fc_error *error) {
-    const char *id = cut_line(&text, MOST_ID);
+    const char *id = cut_line(&text, FC_NET_MOST_ID);
     if (!id || parts > MOST_PARTS) {
         return fail_to_understand(u, error);
     }

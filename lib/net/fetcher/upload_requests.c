@@ -128,10 +128,9 @@ static void go_if_new(fetcher *f, transfer *t) {
 
 /* ---- requests about names ---- */
 
-/* @param id of an upload that goes on; NULL: a new one */
-static upload *new_upload(const char *name, const char *id) {
+upload *upload_new(const fc_net_request *request, const char *id) {
     upload *u = calloc(1, sizeof *u);
-    char *copy = strdup(name), *copy_of_id = id ? strdup(id) : NULL;
+    char *copy = strdup(request->name), *copy_of_id = id ? strdup(id) : NULL;
     if (!u || !copy || (id && !copy_of_id)) {
         free(u);
         free(copy);
@@ -140,11 +139,12 @@ static upload *new_upload(const char *name, const char *id) {
     }
     u->name = copy;
     u->id = copy_of_id;
+    u->run = request->run;
     return u;
 }
 
 static void begin(fetcher *f, const fc_net_request *request, const char *id, int answer, int socket) {
-    upload *u = new_upload(request->name, id);
+    upload *u = upload_new(request, id);
     if (!u) {
         fc_error error;
         (void)fc_no_memory(&error, request->name);
@@ -152,7 +152,6 @@ static void begin(fetcher *f, const fc_net_request *request, const char *id, int
         close_any(socket);
         return;
     }
-    u->run = request->run;
     u->stays = id || request->flag;
     transfer *t = upload_transfer(f, id ? FOR_PARTS : FOR_BEGIN, request->name, answer, socket);
     if (!t) {

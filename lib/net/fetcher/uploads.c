@@ -125,7 +125,7 @@ static void fail_to_understand(fetcher *f, transfer *t) {
 static void take_id(fetcher *f, transfer *t) {
     const char *at = t->body ? (const char *)t->body : "";
     char *id = xml_next_text(&at, "<UploadId>", "</UploadId>");
-    if (!id || !*id || strlen(id) > MOST_ID) {
+    if (!id || !*id || strlen(id) > FC_NET_MOST_ID) {
         free(id);
         fail_to_understand(f, t);
         return;
@@ -313,7 +313,7 @@ static bool take_uploads(fetcher *f, clearing *c, const transfer *t) {
     while (good && (at = xml_find(at, "<Upload>")) != NULL) {
         const char *key_at = at, *id_at = at;
         char *key = xml_next_text(&key_at, "<Key>", "</Key>"), *id = xml_next_text(&id_at, "<UploadId>", "</UploadId>");
-        good = key && id && strlen(id) <= MOST_ID && clear_one(f, c, key, id);
+        good = key && id && strlen(id) <= FC_NET_MOST_ID && clear_one(f, c, key, id);
         free(key);
         free(id);
         at++;

@@ -13,6 +13,8 @@ void upload_request(fetcher *f, const fc_net_request *request, int answer, int e
 void upload_request_of(fetcher *f, upload *u, const fc_net_request *request, int answer, int extra);
 /* The socket of an upload was closed. */
 void upload_closed(fetcher *f, upload *u);
+/* Makes an upload. @param id of one that the server knows; NULL: it has none yet @return NULL: out of memory */
+upload *upload_new(const fc_net_request *request, const char *id);
 /* Frees an upload that nothing uses any more. */
 void upload_release(const fetcher *f, upload *u);
 /* Makes a transfer that writes. Owns the descriptors. @return NULL after answering that it cannot */
