@@ -11,7 +11,6 @@
 #include "codec/zstd.h"
 #include "fsdpckpt/try.h"
 #include "io/file.h"
-#include "net/remote.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -64,9 +63,8 @@ static fc_code stream_begin(const fc_delta_decoder *d, stream **out, const fc_de
     s->end = tensor->offset + tensor->size;
     s->taken = s->filled = 0;
     s->finished = false;
-    if (fc_is_remote(tensor->path)) { /* one request for the frame instead of one for each piece */
-        fc_remote_ahead(d->fd, tensor->size, tensor->offset);
-    }
+    fc_pread_expect(d->fd, tensor->path, tensor->size,
+                    tensor->offset); /* one request for the frame, not for each piece */
     return FC_OK;
 }
 

@@ -80,6 +80,12 @@ fc_code fc_check_named(const char *as, const char *kind, const char *given, cons
                    kind, known, example);
 }
 
+void fc_pread_expect(int fd, const char *path, uint64_t size, uint64_t offset) {
+    if (fc_is_remote(path)) {
+        fc_remote_ahead(fd, size, offset);
+    }
+}
+
 fc_code fc_pread_full(int fd, void *buf, size_t size, uint64_t offset, const char *path, fc_error *err) {
     unsigned char *p = buf;
     while (size > 0) {

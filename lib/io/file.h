@@ -24,6 +24,9 @@ fc_code fc_open_input(const char *path, int *fd, uint64_t *size, fc_error *err);
  */
 fc_code fc_check_link(const char *path, const char *name, const char *root, fc_error *err);
 
+/** Says that these bytes will soon be read, in ascending order. A file on a server is asked for them now. */
+void fc_pread_expect(int fd, const char *path, uint64_t size, uint64_t offset);
+
 /** Reads exactly `size` bytes at `offset`. @return FC_ECORRUPT ("truncated") if the file ends before. */
 fc_code fc_pread_full(int fd, void *buf, size_t size, uint64_t offset, const char *path, fc_error *err);
 

@@ -4,7 +4,6 @@
  */
 #include "io/input.h"
 #include "io/file.h"
-#include "net/remote.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -25,9 +24,7 @@ void fc_input_close(fc_input *input) {
 }
 
 void fc_input_expect(const fc_input *input, uint64_t size, uint64_t offset) {
-    if (fc_is_remote(input->path)) {
-        fc_remote_ahead(input->fd, size, offset);
-    }
+    fc_pread_expect(input->fd, input->path, size, offset);
 }
 
 /* cachestat(2) of Linux 6.5, not yet in the C library's headers. The number is the same on all architectures but alpha.

@@ -28,7 +28,7 @@ typedef struct fc_input {
 fc_code fc_input_open(fc_input *input, const char *path, fc_error *err);
 void fc_input_close(fc_input *input);
 
-/** Says that these bytes will soon be read, in ascending order. A file on a server is asked for them now. */
+/** fc_pread_expect for the file. */
 void fc_input_expect(const fc_input *input, uint64_t size, uint64_t offset);
 
 /** The size in bytes of the buffer that fc_input_read_near needs for `size` bytes. */
